@@ -10,6 +10,16 @@ from kit.data import load_data
 from kit.runs.store import RunDir, RunStore
 
 
+def finished_run(root: Path) -> RunDir:
+    """Write a finished run of the quickstart whose files of weights cannot be loaded."""
+    run = RunStore(root).create("it")
+    run.write_text("config.yaml", load_config("quickstart").to_yaml())
+    run.write_json("adapter/adapter_config.json", {})
+    run.write_json("checkpoint-30/trainer_state.json", {})
+    run.write_status("finished", step=60)
+    return run
+
+
 def make_run(
     root: Path, run_id: str, model_folder: Path, *, lora: bool = True, more: dict[str, Any] | None = None
 ) -> RunDir:

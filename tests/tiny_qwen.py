@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ def tiny_tokenizer(name: str = "embedded") -> Any:
     from kit.models.embedded import source_of
 
     return AutoTokenizer.from_pretrained(source_of(name), padding_side="left")
+
+
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread; a fixture of a session."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def tiny_qwen(tokenizer: Any, context: int = 256) -> Any:

@@ -14,6 +14,7 @@ from kit.errors import ModelError, RunError
 from kit.evaluation.heldout import end_tokens
 from kit.models.backend import overflows_in_float16
 from kit.models.failures import converting_weights, raise_fatal
+from kit.models.loading import end_where_turns_end, family_of, keep_only_tokens
 from kit.models.memory import free_memory
 from kit.runner.trained import Source
 
@@ -61,8 +62,6 @@ def prompt_ids(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[list[int]
 
 def declared_ends(source: Source) -> list[int]:
     """Every token that ends a completion, read from the model's files without a GPU."""
-    from kit.models.loading import end_where_turns_end, family_of
-
     model = load_plain(source, source.base if source.lora else str(source.weights))
     family = family_of(source.files.config, source.tokenizer, chat=source.files.chat)
     if family is not None:
@@ -162,8 +161,6 @@ def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> 
 
 def write_merged(source: Source, model: Any, tokenizer: Any, ends: list[int], folder: Path) -> None:
     """Write model, tokenizer and special tokens in the Hugging Face layout, without the base model's sampling settings."""
-    from kit.models.loading import keep_only_tokens
-
     keep_only_tokens(model)
     model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
     model.generation_config.pad_token_id = tokenizer.pad_token_id

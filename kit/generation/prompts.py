@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.data.images import IMAGES, opened
 from kit.errors import ConfigError, ModelError
+from kit.generation.tools import NOTHING, ToolSetup, open_row
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -62,9 +63,9 @@ def is_plain(prompts: Sequence[Any]) -> bool:
     return bool(prompts) and isinstance(prompts[0], str)
 
 
-def count_tokens(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = ()) -> list[int]:
-    """Number of tokens of each rendered prompt."""
-    return [len(ids) for ids in encode(tokenizer, prompts, tools)]
+def count_tokens(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = (), added: int = 0) -> list[int]:
+    """Number of tokens of each rendered prompt, plus `added`."""
+    return [len(ids) + added for ids in encode(tokenizer, prompts, tools)] if prompts else []
 
 
 def encode(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = ()) -> list[list[int]]:
@@ -74,9 +75,18 @@ def encode(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = ()) ->
     return ids
 
 
-def lengths_of(tokenizer: Any, rows: Any, tools: Sequence[Any] = ()) -> list[int]:
-    """Number of tokens of the rendered prompt of each row. rows: a dataset."""
-    return count_tokens(tokenizer, list(rows["prompt"]), tools) if len(rows) else []
+def lengths_of(tokenizer: Any, rows: Any, interaction: ToolSetup = NOTHING) -> list[int]:
+    """Number of tokens of the rendered prompt of each row, with tools and `observation_tokens`. rows: a dataset."""
+    added, prompts = observation_tokens(tokenizer, rows, interaction), list(rows["prompt"]) if len(rows) else []
+    return count_tokens(tokenizer, prompts, interaction.all_tools(), added)
+
+
+def observation_tokens(tokenizer: Any, rows: Any, interaction: ToolSetup) -> int:
+    """The most tokens that `reset` of an environment adds to the prompts of the first 16 rows."""
+    first = rows.select(range(min(16, len(rows)))).to_list() if interaction.environments else []
+    opened = count_tokens(tokenizer, [open_row(interaction, row)[0] for row in first])
+    before = count_tokens(tokenizer, [row["prompt"] for row in first])
+    return max((longer - length for longer, length in zip(opened, before, strict=True)), default=0)
 
 
 def question(prompt: str | list[dict[str, Any]]) -> str:

@@ -130,6 +130,7 @@ class EngineSettings:
     dtype: torch.dtype | None = None
     eager: bool | None = None
     adapter_alone: bool = False  # the engine receives the adapter, and not merged weights
+    four_bit: bool = False  # its linear layers have 4-bit weights
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
     at_once: int = 256  # completions; vLLM refuses more than recurrent layers have room for

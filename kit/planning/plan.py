@@ -389,8 +389,8 @@ def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str
     from kit.runner.prepare import longest_prompts
 
     try:
-        tools = load_tools(config.generation).all_tools()
-        return longest_prompts(config, tokenizer_of(config), load_data(config.data).train, tools), []
+        interaction, rows = load_tools(config.generation), load_data(config.data).train
+        return longest_prompts(config, tokenizer_of(config), rows, interaction), []
     except KitError as error:
         reason = str(error).partition(". ")[0]
         return {}, [f"prompts were not measured; they are taken to have {prompt_tokens(config)} tokens. ({reason}.)"]

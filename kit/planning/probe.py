@@ -41,7 +41,7 @@ def worst_rows(parts: Parts) -> Any:
 
     config = parts.config
     train = parts.data.train
-    lengths = lengths_of(parts.files.tokenizer, train, parts.interaction.all_tools())
+    lengths = lengths_of(parts.files.tokenizer, train, parts.interaction)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     count = STEPS * max(1, config.optimisation.batch_size // config.generation.num_generations)
     return train.select([order[index % len(order)] for index in range(count)])

@@ -15,8 +15,8 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
@@ -274,9 +274,7 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
     base.half = autocast_dtype(config.model, parts.files.backend)
     sampled = base.sample(model, progress)
     context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
-    longest = config.data.max_prompt_tokens or max(
-        lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
-    )
+    longest = config.data.max_prompt_tokens or max(lengths_of(parts.files.tokenizer, chosen, parts.interaction))
     room = None if context is None else context - longest
     lowest = sum(weight * component.floor for component, weight in parts.preset.components)
     result = describe(config, sampled, rows=available, room=room, lowest=lowest)
@@ -354,7 +352,9 @@ def describe(
         failures=_over_prompts(failing, groups),
         pass_at_1=None if hits is None else bootstrap_mean([hit / k for hit in hits], shares=True),
         constant=len(set(numbers)) <= 1,
-        reward=bootstrap_mean([mean for group in groups if (mean := _mean(totals[group])) is not None]),
+        reward=bootstrap_mean(
+            [fmean(known) for group in groups if (known := [total for total in totals[group] if total is not None])]
+        ),
         reward_seconds=scoring,
         rollout_seconds=rollout,
         config=config,
@@ -394,11 +394,6 @@ def _differ(totals: list[float | None]) -> bool:
 def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:
     """Mean share with an interval resampled over prompts, because completions of a prompt are not independent."""
     return bootstrap_mean([sum(values[group]) / len(values[group]) for group in groups], shares=True)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:

@@ -137,8 +137,8 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
 
     split = split_of(config)
     some = split.train.select(range(min(5000, len(split.train))))
-    tokenizer, tools = tokenizer_of(config), load_tools(config.generation).all_tools()
-    by_row = lengths_of(tokenizer, some, tools)
+    tokenizer, interaction = tokenizer_of(config), load_tools(config.generation)
+    by_row, tools = lengths_of(tokenizer, some, interaction), interaction.all_tools()
     counted = sorted(by_row)
     limit = config.data.max_prompt_tokens
     shown = [

@@ -375,30 +375,31 @@ def check_prompts(config: RunConfig, data: DataSplit, files: ModelFiles) -> None
 
 
 def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
-    """Drops prompts longer than `data.max_prompt_tokens`, tools included. Raises `DataError` if no row remains."""
+    """Drops prompts longer than `data.max_prompt_tokens`, as `lengths_of` counts. Raises `DataError` if no row remains."""
     from kit.data import filter_by_length
-    from kit.generation.prompts import count_tokens
+    from kit.generation.prompts import count_tokens, observation_tokens
 
-    tools = interaction.all_tools()
-    return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)
+    added = observation_tokens(tokenizer, data.train, interaction)
+    count = partial(count_tokens, tokenizer, tools=interaction.all_tools(), added=added)
+    return filter_by_length(data, count, config.data.max_prompt_tokens)
 
 
 def with_prompt_limit(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup) -> RunConfig:
     """The configuration with the longest prompt as `data.max_prompt_tokens` if that is null and vLLM generates.
 
     vLLM starts only if its cache holds a sequence of the largest length, which without a limit is the model's whole context.
-    Environments may add text to a prompt, so that with them there is no limit.
     """
     from kit.generation.prompts import lengths_of
 
-    if config.data.max_prompt_tokens is not None or config.generation.engine != "vllm" or interaction.environments:
+    if config.data.max_prompt_tokens is not None or config.generation.engine != "vllm":
         return config
-    lengths = [n for rows in (data.train, data.heldout) for n in lengths_of(tokenizer, rows, interaction.all_tools())]
-    limited = config.data.model_copy(update={"max_prompt_tokens": max(lengths, default=1)})
-    return config.model_copy(update={"data": limited})
+    lengths = [length for rows in (data.train, data.heldout) for length in lengths_of(tokenizer, rows, interaction)]
+    return config.model_copy(
+        update={"data": config.data.model_copy(update={"max_prompt_tokens": max(lengths, default=1)})}
+    )
 
 
-def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequence[Any]) -> dict[str, int | None]:
+def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, interaction: ToolSetup) -> dict[str, int | None]:
     """Number of tokens of the longest prompt of `policy`, and of `teacher` if it has its own template.
 
     rows: a dataset. Parts of a teacher's prompt that come from the rollout count as one token.
@@ -406,11 +407,11 @@ def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequenc
     from kit.generation.prompts import count_tokens, lengths_of
     from kit.trainer.teacher import trial_prompts
 
-    limit, lengths = config.data.max_prompt_tokens, lengths_of(tokenizer, rows, tools)
+    limit, lengths = config.data.max_prompt_tokens, lengths_of(tokenizer, rows, interaction)
     fitting = [number for number, length in enumerate(lengths) if limit is None or length <= limit]
     longest: dict[str, int | None] = {"policy": max((lengths[number] for number in fitting), default=limit)}
     if shown := trial_prompts(config.teacher.prompt, rows.select(fitting)):
-        longest["teacher"] = max(count_tokens(tokenizer, shown, tools))
+        longest["teacher"] = max(count_tokens(tokenizer, shown, interaction.all_tools()))
     return longest
 
 
@@ -479,7 +480,7 @@ def validate(config: RunConfig) -> list[str]:
             files.shape,
             device,
             parts.objective,
-            longest_prompts(config, files.tokenizer, data.train, parts.interaction.all_tools()),
+            longest_prompts(config, files.tokenizer, data.train, parts.interaction),
             room=room,
             card=card_of(device),
             teacher=parts.teacher.shape if parts.teacher is not None else None,

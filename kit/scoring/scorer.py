@@ -249,7 +249,9 @@ def score_right_padded(run: ModelPass, rows: Rows, size: int | None = None) -> S
         ids, tokens = chunk.ids.gather(1, places), live.gather(1, places)
         labels = ids.masked_fill(~(tokens & (places >= chunk.width)), NO_LABEL)
         fields = {name: value.gather(1, places) for name, value in chunk.model_inputs().items()}
-        scores = run(input_ids=ids, attention_mask=tokens.to(chunk.mask.dtype), labels=labels, **fields)
+        # Unsloth would cut a mask to its `max_seq_length` after a generation. A load-balancing loss needs it to count tokens.
+        fields |= {"attention_mask": tokens.to(chunk.mask.dtype)} if run.outputs.aux_loss else {}
+        scores = run(input_ids=ids, labels=labels, **fields)
 
         def restore(values: Tensor, places: Tensor = places, columns: int = columns) -> Tensor:
             """(B, W - 1), value j for the token at j + 1 -> (B, T), each value at its token's column; 0 elsewhere."""

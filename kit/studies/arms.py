@@ -201,16 +201,13 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
             places = (abandoned / f"{run.id}-{number}" for number in itertools.count(1))
             run.path.rename(next(place for place in places if not place.exists()))
     outcome = outcome or launching.launch(config, quiet=quiet)
-    if outcome.code == STOPPED and not stopped_by_hand(run):
+    status = run.status()  # after Ctrl-C the comparison ends; `grpo-kit stop` ends only this run
+    by_hand = (
+        (run.control / "stop").exists() or status.get("stop") or str(status.get("reason")).startswith("control/stop")
+    )
+    if outcome.code == STOPPED and not by_hand:
         raise KeyboardInterrupt
     return RunError("it was stopped by hand") if outcome.code == STOPPED else outcome.error
-
-
-def stopped_by_hand(run: RunDir) -> bool:
-    """Whether only this run was stopped (`grpo-kit stop`), and not the comparison by Ctrl-C."""
-    status = run.status()
-    requested = (run.control / "stop").exists() or bool(status.get("stop"))
-    return requested or str(status.get("reason")).startswith("control/stop")
 
 
 def _finished(plan: Plan, arm: str, seed: int) -> bool:

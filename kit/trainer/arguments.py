@@ -142,6 +142,7 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
         dtype=dtype,
         eager=vllm.eager,
         adapter_alone=adapter_alone,
+        four_bit=config.model.load_in_4bit,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
         at_once=min(256, config.optimisation.batch_size),

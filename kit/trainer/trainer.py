@@ -171,8 +171,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if engine is not None and engine.compared:
             weights = self.objective.weights if self.objective is not None else ()
             corrected = any("sampler_logps" in hook.needs for hook in weights)
-            four_bit = engine.adapter_alone and getattr(self.model, "is_loaded_in_4bit", False)
-            self.add_callback(SamplerAlarm(engine.tell, corrected=corrected, four_bit=four_bit))
+            self.add_callback(SamplerAlarm(engine.tell, corrected=corrected, four_bit=engine.four_bit))
 
     def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
         """Builds the objects that the methods below delegate to. Raises `ObjectiveError` for an unmet need of the objective."""

@@ -7,23 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exporting_runs import finished_run
 from typer.testing import CliRunner
 
 from kit.api import Run
 from kit.cli import app as cli
-from kit.config import load_config
 from kit.export import request as face
-from kit.runs.store import RunDir, RunStore
+from kit.runs.store import RunDir
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    folder = RunStore(tmp_path / "runs").create("it")
-    folder.write_text("config.yaml", load_config("quickstart").to_yaml())
-    for name in ("adapter/adapter_config.json", "checkpoint-30/trainer_state.json"):
-        folder.write_text(name, "{}")
-    folder.write_status("finished", step=60)
-    return folder
+    return finished_run(tmp_path / "runs")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tiny_qwen import TARGETS, placed_ids, tiny_qwen, tiny_settings, tiny_tokenizer
+from tiny_qwen import TARGETS, one_thread, placed_ids, tiny_qwen, tiny_settings, tiny_tokenizer
 
 PROMPTS = [
     "3 + 5 =",
@@ -20,14 +20,7 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_torch_thread = pytest.fixture(one_thread, scope="session", autouse=True)
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from kit.config import LoraConfig, ModelConfig
-from kit.models.failures import EngineSettings
-from kit.models.loading import find_model, load_model
+from kit.config import load_config
 from kit.objective.batch import TokenBatch
 from kit.report.panels import SIMPLE
+from kit.trainer.arguments import engine_settings
 from kit.trainer.metric_log import SamplerAlarm, sampler_mismatch
 
 LOG2 = math.log(2.0)
@@ -55,16 +53,11 @@ def test_the_alarm_says_once_what_to_do() -> None:
         (True, "Set model.load_in_4bit: false and model.dtype: float16"),
     ],
 )
-def test_the_alarm_proposes_no_dtype_that_4_bit_weights_ignore(
-    new_trainer: Any, model_folder: Path, load_in_4bit: bool, advice: str
-) -> None:
+def test_the_alarm_names_no_dtype_that_4_bit_weights_ignore(new_trainer: Any, load_in_4bit: bool, advice: str) -> None:
     """vLLM's plugin multiplies 4-bit weights in bfloat16, whatever dtype is set."""
-    pytest.importorskip("bitsandbytes")
-    config = ModelConfig(name=str(model_folder), load_in_4bit=load_in_4bit, lora=LoraConfig(rank=4, alpha=8))
-    loaded, messages = load_model(find_model(config, chat=True), config), list[str]()
-    parts = {"model": loaded.model, "peft_config": loaded.peft_config, "processing_class": loaded.tokenizer}
-    engine = EngineSettings(adapter_alone=True, tell=messages.append)
-    trainer = new_trainer(objective="grpo", extra=parts | {"engine": engine})
+    config, messages = load_config({"model": {"load_in_4bit": load_in_4bit, "dtype": "bfloat16"}}), list[str]()
+    args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
+    trainer = new_trainer(objective="grpo", extra={"engine": engine_settings(config, args, messages.append)})
     trainer.args.bf16 = True
     trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, {"sampler/logp_difference": 0.02})
     assert advice in messages[0]

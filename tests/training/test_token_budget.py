@@ -73,48 +73,35 @@ def test_one_row_above_the_budget_goes_alone_and_rows_are_bounded_too() -> None:
 # --- loss and gradient ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name not in ("ppo", "opd", "sdpo")])
-def test_every_recipe_has_the_same_gradient_in_parts(mixed: tuple[Any, list[dict[str, Any]]], name: str) -> None:
-    trainer, batches = mixed
-    use(trainer, name)
-    switch(trainer)
-    want = in_a_step(trainer, batches)
-    switch(trainer, budget=BUDGET)
-    with watching(trainer) as passes:
-        got = in_a_step(trainer, batches)
-    assert_same(got, want)
-    assert len(passes.rows) > len(batches)
-    assert passes.without_graph == 0  # one pass each: no recipe looks across completions
-    assert max(passes.tokens) <= BUDGET
-    assert set(passes.alive) == {0}  # each graph was freed before the next pass
-
-
-TERMS: dict[str, dict[str, Any]] = {
+SPECS: dict[str, Any] = {name: name for name in recipe_names() if name not in ("ppo", "opd", "sdpo")} | {
     "regularizers": {
+        "recipe": "bnpo", "weights": ["off_policy_mask", "drop_truncated"],
         "regularizers": [{**KL, "bias_corrected": True}, "entropy_bonus", "nll_on_correct"],
-        "weights": ["off_policy_mask", "drop_truncated"],
     },
-    "quantile": {"weights": ["high_entropy_only"], "regularizers": [{"name": "entropy_bonus", "average": "tokens"}]},
+    "quantile": {
+        "recipe": "bnpo", "weights": ["high_entropy_only"],
+        "regularizers": [{"name": "entropy_bonus", "average": "tokens"}],
+    },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(TERMS))
-def test_terms_have_the_same_gradient_in_parts(mixed: tuple[Any, list[dict[str, Any]]], name: str) -> None:
+@pytest.mark.parametrize("name", list(SPECS))
+def test_an_objective_has_the_same_gradient_in_parts(mixed: tuple[Any, list[dict[str, Any]]], name: str) -> None:
     trainer, batches = mixed
     for batch in batches:
         batch["truncated"] = torch.arange(ROWS) % 4 == 1
-    use(trainer, {"recipe": "bnpo", **TERMS[name]})
+    use(trainer, SPECS[name])
     switch(trainer)
     want = in_a_step(trainer, batches)
     switch(trainer, budget=BUDGET)
     with watching(trainer) as passes:
-        got = in_a_step(trainer, batches)
-    assert_same(got, want)
+        assert_same(in_a_step(trainer, batches), want)
+    assert len(passes.rows) > len(batches)
     assert max(passes.tokens) <= BUDGET
     twice = parts_obstacle(trainer.objective) is not None
-    assert twice == (name != "regularizers")
+    assert twice == (name == "quantile")  # no recipe looks across completions
     assert passes.without_graph == (len(passes.rows) if twice else 0)
-    assert set(passes.alive) == {0}
+    assert set(passes.alive) == {0}  # each graph was freed before the next pass
 
 
 # --- defects ----------------------------------------------------------------------------------------------------------

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_qwen import tiny_qwen, tiny_settings, tiny_tokenizer
+from tiny_qwen import one_thread, tiny_qwen, tiny_settings, tiny_tokenizer
 
-
-@pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+one_torch_thread = pytest.fixture(one_thread, scope="session", autouse=True)
 
 
 @pytest.fixture(scope="session")

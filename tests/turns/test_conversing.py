@@ -9,10 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
+from kit.config import load_config
 from kit.environments.calculator import Calculator
 from kit.generation.multi_turn import MultiTurnSampler, environment_rewards, own_tokens
-from kit.generation.tools import ToolSetup
+from kit.generation.prompts import count_tokens, lengths_of
+from kit.generation.tools import ToolSetup, open_row
+from kit.runner.prepare import with_prompt_limit
 from tests.turns.conftest import QUESTION, SCRIPT, generated
 
 ROWS = [{"prompt": QUESTION, "reference": "84"}] * 4
@@ -46,6 +50,18 @@ def talk(tokenizer: Any, script: list[list[str]], interaction: ToolSetup, limit:
 
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=256))
     return MultiTurnSampler(interaction, tokenizer, limit).converse(ROWS, generate, [tokenizer.eos_token_id], model)
+
+
+def test_the_text_of_an_environment_counts_as_prompt(tokenizer: Any) -> None:
+    """vLLM refuses longer sequences than the longest prompt and completion."""
+    interaction, rows = ToolSetup(environments={None: Scored}), Dataset.from_list(ROWS)
+    prompt, _, tools = open_row(interaction, ROWS[0])
+    (length,) = count_tokens(tokenizer, [prompt], tools)
+    assert lengths_of(tokenizer, rows, interaction) == [length] * 4
+    assert lengths_of(tokenizer, rows, ToolSetup(tools=tuple(tools)))[0] < length
+    config = load_config({"data": {"max_prompt_tokens": None}, "generation": {"engine": "vllm"}})
+    data: Any = SimpleNamespace(train=rows, heldout=rows)
+    assert with_prompt_limit(config, data, tokenizer, interaction).data.max_prompt_tokens == length
 
 
 @pytest.mark.survival

@@ -80,7 +80,7 @@ def test_no_decoder_layer_is_compiled(worked: Worked) -> None:
     assert worked["packs"]["compiled"] == [[], ["Gemma3DecoderLayer"]]
 
 
-@pytest.mark.parametrize("case", ["triton", "four_bit"])
+@pytest.mark.parametrize("case", ["triton", "four_bit", "after generation"])
 def test_with_every_kernel_of_unsloth_and_with_4_bit_weights(worked: Worked, case: str) -> None:
     assert_same_scores(worked["packs"][case])
     assert worked["packs"][case]["report"] == PACKED
