@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
@@ -492,12 +493,15 @@ def dump_stack_before_limit(row: Row) -> None:
 def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
     """The results of the rows, in order. They end early if the CUDA context of this process dies."""
     from kit.config import load_config
-    from kit.models.backend import activate_backend, choose_backend
+    from kit.models import backend
     from kit.models.failures import is_out_of_memory
 
     worker = Worker(rows, folder)
     config = load_config(configuration(rows[0], folder, folder, worker.longest))
-    with activate_backend(choose_backend(config.model)):
+    # With the kit's switches, Unsloth's own loss would keep all logits and compile no block.
+    defaults = {"UNSLOTH_VLLM_FP32_LM_HEAD": "0", "UNSLOTH_BLOCK_COMPILE": "1"} if rows[0].loss == "own" else {}
+    chosen = backend.choose_backend(config.model)
+    with mock.patch.dict(backend._NEUTRAL, defaults), backend.activate_backend(chosen):
         for row in rows:
             if row is not rows[0]:  # its limit includes the imports
                 dump_stack_before_limit(row)

@@ -52,17 +52,21 @@ def attention(arm: str, prompt: int, lengths: Callable[[int], list[list[int]]], 
             groups.append(Group(start, prompt - 1, tuple(sorted(completions, reverse=True))))
             start += groups[-1].tokens
         inputs = [random_normal(seed, 1, n, start, size).requires_grad_() for n in (heads, shared, shared)]
+        # A step builds indices once for all layers.
         if arm == "varlen":
-            return lambda: varlen(*inputs, groups), inputs
-        return lambda: packed_attention(*inputs, Layout(groups)), inputs
+            attend = varlen(groups, inputs[0].device)
+            return lambda: attend(*inputs), inputs
+        layout = Layout(groups, inputs[0].device)
+        packed_attention(*inputs, layout)  # builds the segments of the layout
+        return lambda: packed_attention(*inputs, layout), inputs
 
     run_pass(*problem(99))
     new = statistics.mean(run_pass(*problem(seed)) for seed in range(1, 5))
     return time_passes(*problem(0), reference) | {"new_seconds": new}
 
 
-def varlen(query: Tensor, key: Tensor, value: Tensor, groups: Sequence[Any]) -> Tensor:
-    """(1, h, S, d) -> (1, S, h, d): attention of each segment over its prompt and itself, in one call of `varlen_attn`."""
+def varlen(groups: Sequence[Any], device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return (1, h, S, d) -> (1, S, h, d): attention of each segment over its prompt and itself, one call of `varlen_attn`."""
     from torch.nn.attention.varlen import varlen_attn
 
     positions: list[Tensor] = []
@@ -74,14 +78,18 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, groups: Sequence[Any]) -> 
             keys.append(group.prompt + length)
             queries.append(length if number else group.prompt + length)
             start += length
-    ends = [torch.tensor([0, *sizes]).cumsum(0).to(query.device, torch.int32) for sizes in (queries, keys)]
-    index = torch.cat(positions).to(query.device)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    k, v, options = k[index], v[index], {"enable_gqa": True}
-    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:  # torch 2.11 and older
-        k, v, options = *(tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v)), {}
-    output: Tensor = varlen_attn(q, k, v, *ends, max(queries), max(keys), window_size=(-1, 0), **options)
-    return output[None]
+    ends = [torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32) for sizes in (queries, keys)]
+    index = torch.cat(positions).to(device)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        k, v, options = k[index], v[index], {"enable_gqa": True}
+        if "enable_gqa" not in inspect.signature(varlen_attn).parameters:  # torch 2.11 and older
+            k, v, options = *(tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v)), {}
+        output: Tensor = varlen_attn(q, k, v, *ends, max(queries), max(keys), window_size=(-1, 0), **options)
+        return output[None]
+
+    return attend
 
 
 def head(arm: str, reference: Path) -> dict[str, Any]:
@@ -91,13 +99,15 @@ def head(arm: str, reference: Path) -> dict[str, Any]:
     tokens, width, words = HEAD
     hidden, weight = random_normal(0, tokens, width).requires_grad_(), random_normal(1, words, width) / width**0.5
     targets = torch.randint(words, (tokens,), generator=torch.Generator().manual_seed(2)).to(LIKE["device"])
-    function, chunk = ChunkedLogProb, DEFAULT_CHUNK
+    # As in a step: the entropy is a metric only.
+    function, chunk, outputs = ChunkedLogProb, DEFAULT_CHUNK, (("log_probs", "entropy"), False)
     if arm == "TRL":
         from trl.kernels import ChunkedLogProbFunction  # the name in `trl.trainer.utils` may be patched by the kit
         from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-        function, chunk = ChunkedLogProbFunction, _CHUNKED_LOGPROB_CHUNK_SIZE
-    return time_passes(lambda: function.apply(hidden, weight, None, targets, 1.0, chunk)[0], [hidden], reference)
+        function, chunk, outputs = ChunkedLogProbFunction, _CHUNKED_LOGPROB_CHUNK_SIZE, (("log_probs", "entropy"),)
+    arguments = (hidden, weight, None, targets, 1.0, chunk, None, 1.0, *outputs)
+    return time_passes(lambda: function.apply(*arguments)[0], [hidden], reference)
 
 
 def random_normal(seed: int, *shape: int) -> Tensor:

@@ -29,7 +29,6 @@ from rewards.samples import build_samples, completion_text
 
 __all__ = [
     "format_reward",
-    "get_code_format_reward",
     "get_repetition_penalty_reward",
     "len_reward",
     "reasoning_steps_reward",
@@ -51,7 +50,15 @@ def format_reward(completions: Completions, **kwargs: Any) -> list[float]:
     >>> format_reward([good, good + "\nor 73", good.replace("72", "")])
     [1.0, 0.0, 0.0]
     """
-    return [float(_has_layout(completion_text(completion))) for completion in completions]
+    return [
+        float(
+            text.startswith("<think>\n")
+            and tags_problem(text) is None
+            and "\n</think>\n<answer>\n" in text
+            and "\n</answer>" in text
+        )
+        for text in map(completion_text, completions)
+    ]
 
 
 def tag_count_reward(completions: Completions, **kwargs: Any) -> list[float]:
@@ -78,43 +85,6 @@ def reasoning_steps_reward(completions: Completions, **kwargs: Any) -> list[floa
     [0.6666666666666666, 1.0, 0.0]
     """
     return [min(1.0, sum(1 for _ in _STEPS.finditer(completion_text(each)[:MAX_CHARS])) / 3) for each in completions]
-
-
-def get_code_format_reward(language: str = "python") -> Callable[..., list[float]]:
-    r"""Return a function that scores 1.0 for `format_reward`'s layout with a fenced code block in the answer, else 0.0 (open-r1).
-
-    A dataset column `language` sets the language that the fence must name, row by row; it replaces the argument.
-
-    Differences from open-r1: as for `format_reward`; and the fence must begin a line and be closed.
-
-    >>> reward = get_code_format_reward()
-    >>> answer = "<think>\nwork\n</think>\n<answer>\n```python\nprint(72)\n```\n</answer>"
-    >>> reward([answer, answer.replace("python", "rust")]), reward([answer], language=["rust"])
-    ([1.0, 0.0], [0.0])
-    """
-    return functools.update_wrapper(
-        functools.partial(code_format_reward, default_language=language), code_format_reward
-    )
-
-
-def code_format_reward(completions: Completions, *, default_language: str, **columns: Any) -> list[float]:
-    """Return the rewards of `get_code_format_reward`."""
-    languages = columns.get("language") or [default_language] * len(completions)
-    rewards = []
-    for text, language in zip(map(completion_text, completions), languages, strict=True):
-        opened = text.find(f"\n```{language}", text.find("<answer>"))
-        rewards.append(float(_has_layout(text) and opened >= 0 and text.find("\n```", opened + 4) >= 0))
-    return rewards
-
-
-def _has_layout(text: str) -> bool:
-    """Whether the text has open-r1's layout, with each tag once and no blank block."""
-    return (
-        text.startswith("<think>\n")
-        and tags_problem(text) is None
-        and "\n</think>\n<answer>\n" in text
-        and "\n</answer>" in text
-    )
 
 
 def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -182,6 +152,6 @@ def repetition_penalty_reward(
 
 
 # Ranges of the functions; a preset checks its weights against them.
-for _function in (format_reward, tag_count_reward, reasoning_steps_reward, code_format_reward):
+for _function in (format_reward, tag_count_reward, reasoning_steps_reward):
     vars(_function).update(low=0.0, high=1.0)
 vars(len_reward).update(low=-0.5, high=0.5)

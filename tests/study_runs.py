@@ -12,6 +12,29 @@ from kit.config import load_config
 from kit.runs.store import RunDir, RunStore
 
 
+def common_metrics(step: int) -> tuple[float, dict[str, Any]]:
+    """Return a number in [0, 1) that looks random, and metrics of a step that depend on it."""
+    wave = (step * 7919 % 101) / 101
+    return wave, {
+        "step": step,
+        "time": 1000.0 + step,
+        "reward_std": 0.2,
+        "rewards/format/mean": 1.0,
+        "completions/mean_length": 20 + wave,
+        "completions/min_length": 3,
+        "completions/max_length": 40,
+        "completions/clipped_ratio": 0.1 * wave,
+        "kl": 0.01 * wave,
+        "clip_fraction/low": 0.0,
+        "clip_fraction/high": 0.01 * wave,
+        "clip_fraction/region": 0.01 * wave,
+        "groups/zero_spread": 0.2,
+        "grad_norm": 1 + wave,
+        "learning_rate": 1e-5,
+        "step_time": 2 + wave,
+    }
+
+
 def make_run(
     root: Path,
     run_id: str,

@@ -93,11 +93,13 @@ def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) ->
 
 
 def peak(device: str) -> int:
-    """Return the peak memory of this process in bytes: reserved by the allocator on a GPU, else resident."""
+    """Return the peak memory of this process in bytes: of a GPU what the allocator reserved and the context, else resident."""
     if device == "cuda":
         import torch
 
-        return int(torch.cuda.max_memory_reserved())
+        free, total = torch.cuda.mem_get_info()
+        context = max(0, total - free - torch.cuda.memory_reserved())  # other processes do not use the card of a probe
+        return int(torch.cuda.max_memory_reserved()) + context
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -55,7 +55,9 @@ class HeldOutScores:
         """Scores the model after `step` and writes the result to `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
         again = name == "before" and job.config.evaluation.after  # the same problems, after training
-        rest = 0.0 if name in ("before", "after") else job.folder.record().get("eta_seconds") or 0.0  # steps to come
+        rest = (
+            0.0 if name in ("before", "after") else job.folder.record().get("eta_seconds")
+        )  # steps to come; None: unknown
         started = beat = time.monotonic()
         with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
 
@@ -65,8 +67,9 @@ class HeldOutScores:
                 advance(done, total)
                 if done and time.monotonic() - beat >= HEARTBEAT_SECONDS:
                     beat = time.monotonic()
-                    left = round((beat - started) / done * (total - done + total * again) + rest, 1)
-                    fields = {"phase_done": done, "phase_total": total, "eta_seconds": left}
+                    left = (beat - started) / done * (total - done + total * again)
+                    eta = None if rest is None else round(left + rest, 1)
+                    fields = {"phase_done": done, "phase_total": total, "eta_seconds": eta}
                     job.folder.change_status(lambda _: fields, durable=False)
 
             result = self.known[name] = self.heldout.score(model, progress, step=step)

@@ -63,7 +63,7 @@ def stop(
 def what_is_saved(status: Mapping[str, Any]) -> str:
     """A clause that says whether a live run saves before it stops."""
     if status["state"] in ("queued", "starting"):
-        return "it has not begun to train, so there is nothing to save"
+        return "it has not begun to train, so there is nothing new to save"
     return "its step is finished and saved first"
 
 

@@ -105,6 +105,8 @@ class CheckpointState:
             steps_left = trainer.state.global_step < trainer.state.max_steps
             progress = {
                 "micro_batches": trainer._step,
+                "accumulation": trainer.args.gradient_accumulation_steps,
+                "optimizer": trainer.args.optim.value,
                 "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
                 "first_steps": self.checks.state_dict() if self.checks is not None else None,
                 "parts": {name: part.state_dict() for name, part in self.stateful.items()},
@@ -125,8 +127,18 @@ class CheckpointState:
 
     @contextmanager
     def loading(self, checkpoint: str | None) -> Iterator[None]:
-        """Wrap transformers' loading of optimiser and schedule; load the kit's files of the checkpoint afterwards."""
+        """Wrap transformers' loading of optimiser and schedule; load the kit's files of the checkpoint afterwards.
+
+        The micro-batches may have another size than before, and the optimiser another class: its moments then start from 0.
+        """
         trainer = self.trainer
+        path = Path(checkpoint or "") / PROGRESS_FILE
+        progress = json.loads(path.read_text(encoding="utf-8")) if checkpoint is not None and path.is_file() else {}
+        now = trainer.args.optim.value
+        if other := progress.get("optimizer", now) != now:
+            trainer.optimizer.load_state_dict = lambda state: log.warning(
+                "the moments of %s do not fit %s and start from 0", progress["optimizer"], now
+            )
         args, device = trainer.args, trainer.args.device
         if device.type == "cpu":  # torch.load accepts `cpu`, but not `cpu:1` as with several processes
             vars(args)["_setup_devices"] = torch.device("cpu")  # the cached property stores it there
@@ -134,6 +146,10 @@ class CheckpointState:
             yield
         finally:
             vars(args)["_setup_devices"] = device
+            if other:
+                del trainer.optimizer.load_state_dict
+                for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
+                    group["lr"] = rate
         if checkpoint is None:
             return
         folder = Path(checkpoint)
@@ -146,17 +162,17 @@ class CheckpointState:
             # Draw the permutations of past epochs again: TRL's new sampler starts with a new generator.
             for _ in range(int(trainer.state.epoch or 0.0)):  # at the end of an epoch this is an integer
                 torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
-        path = folder / PROGRESS_FILE
-        if not path.is_file():
+        if not progress:
             return
-        progress = json.loads(path.read_text(encoding="utf-8"))
-        trainer._step = progress["micro_batches"]
+        trainer._step = progress["micro_batches"] * args.gradient_accumulation_steps // progress["accumulation"]
         for name, part in self.stateful.items():
             if name in progress["parts"]:
                 part.load_state_dict(progress["parts"][name])
         if self.checks is not None and progress["first_steps"] is not None and not self.check_anew:
             self.checks.load_state_dict(progress["first_steps"])
-        if (rollout := self._rollout_file(folder)).is_file():
+        # Micro-batches of another size do not fit into the loop over a rollout, which is then generated anew.
+        fits = progress["accumulation"] == args.gradient_accumulation_steps
+        if fits and (rollout := self._rollout_file(folder)).is_file():
             target = torch.device("cpu") if device.type == "cpu" else trainer.accelerator.device
             batches = trainer._buffered_inputs = torch.load(rollout, map_location=target, weights_only=True)
             if "ref_hidden" in batches[0]:

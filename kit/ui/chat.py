@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -18,7 +19,7 @@ from kit.ui.completions import read
 from kit.ui.export import checkpoint_of, weights
 from kit.ui.site import NO_RUNS, QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, has_weights, is_id, run_box, stamp, to_address
 
-IDLE_SECONDS = 600.0
+IDLE_SECONDS, WATCH_SECONDS = 600.0, 3.0
 
 
 class Loaded:
@@ -38,6 +39,7 @@ class Loaded:
         checkpoint, key = resolved(run, checkpoint)
         with self._lock:
             if live := self.site.live():
+                self.close(answering=True)
                 raise RunError(
                     f"'{live[0]}' is training and needs this machine's memory. Stop it, or wait until it has ended."
                 )
@@ -46,7 +48,16 @@ class Loaded:
                     raise RunError("Another model is answering, perhaps in another tab. Ask again when it has ended.")
                 self.close()
                 self._key, self._session = key, open_chat(run, checkpoint, idle=IDLE_SECONDS)
+                threading.Thread(target=self._watch, args=(self._session,), name="chat watch", daemon=True).start()
             return self._session
+
+    def _watch(self, session: ChatSession) -> None:
+        """End the process when a run starts outside of the page, because the run measures the free memory."""
+        while self._session is session:
+            with suppress(KitError):
+                if session.alive and self.site.live():
+                    session.close()
+            time.sleep(WATCH_SECONDS)
 
     def of(self, run_id: str) -> ChatSession | None:
         """Return the session if it is of this run and its process lives."""

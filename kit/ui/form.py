@@ -148,7 +148,7 @@ class Form:
         outputs: Sequence[Any] = (),
         **listen: Any,
     ) -> None:
-        """Call `work(sent, *inputs)` at an event, with the form's values in the browser at that moment."""
+        """Call `work(sent, *inputs)` at an event, with the form's values in the browser. The last output shows its `KitError`."""
         # `wire` registers the event, once all steps are built: the event sends the boxes of all of them.
         self._registrations.append(lambda: self._listen(event, work, inputs, outputs, **listen))
 
@@ -180,7 +180,11 @@ class Form:
         self, event: Any, work: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], **listen: Any
     ) -> None:
         def call(*values: Any) -> Any:
-            return work(Sent.of(self, values[-1]), *values[:-1])
+            try:
+                return work(Sent.of(self, values[-1]), *values[:-1])
+            except KitError as problem:  # shown in the last output
+                skipped = [gr.skip()] * (len(outputs) - 1)
+                return [*skipped, m.error(problem)] if skipped else m.error(problem)
 
         options = {"api_visibility": "private"} | listen
         collected = event(None, [self.base, *(box.component for box in self.boxes)], [self.sent], js=TO_JSON)

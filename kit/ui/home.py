@@ -58,7 +58,7 @@ def look(site: Site, before: Any) -> list[Any]:
 
 
 DOORS = (
-    "Try the tiny model\nIt comes with the kit and learns sums on this machine's CPU, in a minute. Nothing is downloaded.",
+    "Try the tiny model\nIt comes with the kit and learns sums in a minute, also without a GPU. Nothing is downloaded.",
     "Train a real model\nSmolLM2 (135 million weights) learns to turn a sentence into JSON on a CPU, in six to ten minutes.",
     "My data, my model\nDrop a table of questions and answers. Columns, reward and prompt are guessed.",
     "Look at a finished run\nCurves, completions, scores, and weights to chat with, before you train anything.",

@@ -71,10 +71,7 @@ def whole(value: Any, most: int = 10_000_000) -> int:
 
 def prompt(sent: Sent, at: Any) -> str:
     """Show one training row."""
-    try:
-        answer = _ask(sent, "rows", start=whole(at), count=1)
-    except KitError as problem:
-        return m.error(problem)
+    answer = _ask(sent, "rows", start=whole(at), count=1)
     if not answer["rows"]:
         return m.error(f"There is no training row {whole(at)}.")
     return results.show_row(answer["rows"][0])
@@ -132,10 +129,7 @@ def filled(sent: Sent, at: Any) -> list[Any]:
 
     The examples are a right and a wrong answer in the reward's format, a right one without it, and one that is cut off.
     """
-    try:
-        text = "\n---\n".join(_ask(sent, "examples", row=whole(at)))
-    except KitError as problem:
-        return [gr.skip(), m.error(problem)]
+    text = "\n---\n".join(_ask(sent, "examples", row=whole(at)))
     return [text, scored(sent, at, text)]
 
 
@@ -159,18 +153,12 @@ def _attacks(form: Form, place: gr.Number) -> gr.Button:
 
 def attacked(sent: Sent, at: Any) -> str:
     """Score the known attacks on a row."""
-    try:
-        return results.show_attacks(_ask(sent, "attacks", row=whole(at)))
-    except KitError as problem:
-        return m.error(problem)
+    return results.show_attacks(_ask(sent, "attacks", row=whole(at)))
 
 
 def audited(sent: Sent) -> str:
     """Audit the reward on random rows: echoes, constants, hedges, near misses, answers of other rows, slow answers."""
-    try:
-        return m.page(results.audit_table(_ask(sent, "audit")))
-    except KitError as problem:
-        return m.error(problem)
+    return m.page(results.audit_table(_ask(sent, "audit")))
 
 
 def _signal(form: Form) -> None:

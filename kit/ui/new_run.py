@@ -14,10 +14,12 @@ from kit.config import RunConfig, preset_names
 from kit.errors import ConfigError, KitError
 from kit.runs.files import duration
 from kit.runs.lock import gpus
+from kit.runs.store import seconds_worked
 from kit.ui import lab, steps
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, from_yaml
 from kit.ui.form import Form, Sent
+from kit.ui.outcome import seconds_left
 from kit.ui.results import in_words
 from kit.ui.site import POLL_SECONDS, UNSEEN, Site, address, run_box
 
@@ -226,8 +228,9 @@ def plan_run(site: Site, value: Any, *, while_training: bool = False) -> list[An
 
 def _training_note(site: Site, run_id: str) -> Markup:
     """Name the run that trains, its expected end, and what a new run would do meanwhile."""
-    eta = site.run(run_id).status().get("eta_seconds")
-    until = f" until about {m.when(time.time() + eta)}" if isinstance(eta, (int, float)) and eta > 0 else ""
+    status = site.run(run_id).status()
+    left, with_steps = seconds_left(status, status.get("step") or 0, seconds_worked(status))
+    until = f" until about {m.when(time.time() + left)}" if with_steps and left > 0 else ""
     start = "waits for the GPU" if gpus() else "shares the cores"
     words = f" trains{until}. Memory and time are planned once it has ended. A run that starts now {start}."
     return m.join([m.tag("a", run_id, href=address("run", run_id)), words])

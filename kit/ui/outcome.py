@@ -99,7 +99,7 @@ def progress(status: Mapping[str, Any]) -> Markup:
     is_after = isinstance(total, int) and total > 0 and done >= total
     if scoring and not done:
         at = 1
-    elif status["state"] in ("queued", "starting") and not scoring:
+    elif not scoring and (status["state"] in ("queued", "starting") or total is None):
         at = 0
     else:
         at = 3 if is_after else 2
@@ -116,7 +116,7 @@ def progress(status: Mapping[str, Any]) -> Markup:
     left, with_steps = seconds_left(status, done, passed)
     scope = " in all" if with_steps else ", then the steps"
     clock = f"{duration(left)} left{scope}" if left > 0 else "time left: not known yet"
-    clock = "ends after this step" if status["state"] == "stopping" else clock
+    clock = ("ends after this step" if at else "ends soon") if status["state"] == "stopping" else clock
     clock = str(status.get("reason") or "waits for a GPU") if status["state"] == "queued" else clock
     words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}" * (passed >= 1)]), class_="num")
     share = passed / (passed + left) if with_steps and left > 0 else 0.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -145,7 +146,7 @@ def like(site: Site, run_id: Any, draft: Any) -> list[Any]:
 
 def ask_to_stop(site: Site, run_id: Any) -> str:
     """Ask a run to finish its step, save and end. Returns a note at once."""
-    from kit.runs.stopping import ask, what_is_saved
+    from kit.runs.stopping import ask, stop, what_is_saved
 
     if not is_id(run_id):
         return m.error("Choose a run that is running.")
@@ -154,7 +155,10 @@ def ask_to_stop(site: Site, run_id: Any) -> str:
         status = run.status()
         if status["state"] not in ALIVE:
             return m.page(m.note(f"{run_id} has ended already."))
-        ask(run)
+        if status["state"] in ("queued", "starting"):  # loading does not poll the request, so that signals follow
+            threading.Thread(target=stop, args=(run,), name="stop", daemon=True).start()
+        else:
+            ask(run)
     except KitError as problem:
         return m.error(problem)
     return m.page(m.note(f"{run_id} stops: {what_is_saved(status)}.", "ok"))

@@ -239,10 +239,7 @@ def column_table(table: dict[str, Any]) -> Markup:
 
 def tokens(sent: Sent) -> str:
     """Show prompts with the chat template, and their lengths in tokens of the model."""
-    try:
-        lengths = sent.form.site.benches.ask("lengths", sent.config())
-    except KitError as problem:
-        return m.error(problem)
+    lengths = sent.form.site.benches.ask("lengths", sent.config())
     words = ", ".join(f"{name} {value}" for name, value in lengths["tokens"].items())
     over = f"{lengths['over']} of {lengths['counted']} are over the limit of {lengths['limit']} and are left out."
     level = "warn" if lengths["over"] else "ok"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from study_runs import common_metrics
 
 from kit.config import load_config
 from kit.runs.store import RunDir, RunStore
@@ -39,29 +40,9 @@ def score(right: list[bool], step: int, text: str = "answer") -> dict[str, Any]:
 
 def line(step: int) -> dict[str, Any]:
     """The metrics of a step."""
-    wave = (step * 7919 % 101) / 101
-    return {
-        "step": step,
-        "time": 1000.0 + step,
-        "reward": 0.5 + 0.4 * wave,
-        "reward_std": 0.2,
-        "rewards/accuracy/mean": wave,
-        "rewards/format/mean": 1.0,
-        "completions/mean_length": 20 + wave,
-        "completions/min_length": 3,
-        "completions/max_length": 40,
-        "completions/clipped_ratio": 0.1 * wave,
-        "kl": 0.01 * wave,
-        "entropy": 1 - 0.5 * wave,
-        "clip_fraction/low": 0.0,
-        "clip_fraction/high": 0.01 * wave,
-        "clip_fraction/region": 0.01 * wave,
-        "groups/zero_spread": 0.2,
-        "grad_norm": 1 + wave,
-        "learning_rate": 1e-5,
-        "step_time": 2 + wave,
-        "num_tokens": 100.0 * step,
-    }
+    wave, common = common_metrics(step)
+    own = {"reward": 0.5 + 0.4 * wave, "rewards/accuracy/mean": wave, "entropy": 1 - 0.5 * wave}
+    return common | own | {"num_tokens": 100.0 * step}
 
 
 @pytest.fixture

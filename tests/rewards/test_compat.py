@@ -63,14 +63,6 @@ def test_length_follows_kimi():
     assert compat.len_reward([r"\boxed{3}"] * 2, ["3"] * 2) == [0.0, 0.0]
 
 
-def test_code_format_wants_a_block_of_the_language():
-    code = "<think>\nwork\n</think>\n<answer>\nSee:\n```python\nprint(72)\n```\n</answer>"
-    reward = compat.get_code_format_reward("python")
-    texts = [code, LAYOUT, code.replace("\n```\n", "\n"), code + "junk", code.replace("python", "rust")]
-    assert reward(conversational(*texts)) == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert reward(texts[-1:], language=["rust"]) == [1.0]
-
-
 def test_lengths_are_compared_within_a_prompt():
     ids = [[1] * n for n in (10, 20, 1000, 2000)]
     columns = {"prompts": ["p", "p", "q", "q"], "completion_ids": ids}
@@ -82,7 +74,6 @@ def written_here():
     """All functions, with factories called."""
     made = {name: getattr(compat, name) for name in compat.__all__}
     made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
-    made["get_code_format_reward"] = compat.get_code_format_reward()
     return made
 
 
@@ -101,7 +92,6 @@ def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
 def test_a_megabyte_is_scanned_in_linear_time(name, piece):
     text = "<think>\n" + piece * (1_000_000 // len(piece))
     assert milliseconds(written_here()[name], [text]) < 200
-    assert milliseconds(compat.get_code_format_reward(), [text]) < 200
 
 
 def test_they_compose_into_a_preset_with_their_ranges_and_with_functions_of_trl():

@@ -142,39 +142,30 @@ def test_files_are_read_and_never_written(tmp_path):
     assert load("sql-exec", root=str(tmp_path)).is_correct(sample) == [True]
 
 
-@pytest.mark.parametrize(
-    ("text", "query"),
-    [
-        ("SELECT 1", "SELECT 1"),
-        (
-            "<think>```sql\nSELECT 0\n```</think>with t as (select 1) select * from t",
-            "with t as (select 1) select * from t",
-        ),
-        ("Here:\n```sql\nSELECT 1;\n```\nDone.", "SELECT 1;"),
-        ("```SELECT 1```", "SELECT 1"),
-        ("<think>x</think><answer>SELECT 1</answer>", "SELECT 1"),
-        ("<answer>```sql\nSELECT 1\n```</answer>", "SELECT 1"),
-    ],
-)
-def test_queries_are_found(text, query):
-    assert find_query(text) == (query, None)
+WITH = "with t as (select 1) select * from t"
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "query", "reason"),
     [
-        ("", "blank"),
-        ("I would select", "no query"),
-        ("```sql\nSELECT 1", "unterminated"),
-        ("```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```", "several blocks"),
-        ("<answer>SELECT 1</answer><answer>SELECT 2</answer>", "duplicated_tag"),
-        ("<answer>SELECT 1", "unterminated"),
-        ("SELECT '\x00'", "not text"),
-        ("<think>SELECT 1", "unterminated_think"),
+        ("SELECT 1", "SELECT 1", None),
+        (f"<think>```sql\nSELECT 0\n```</think>{WITH}", WITH, None),
+        ("Here:\n```sql\nSELECT 1;\n```\nDone.", "SELECT 1;", None),
+        ("```SELECT 1```", "SELECT 1", None),
+        ("<think>x</think><answer>SELECT 1</answer>", "SELECT 1", None),
+        ("<answer>```sql\nSELECT 1\n```</answer>", "SELECT 1", None),
+        ("", None, "blank"),
+        ("I would select", None, "no query"),
+        ("```sql\nSELECT 1", None, "unterminated"),
+        ("```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```", None, "several blocks"),
+        ("<answer>SELECT 1</answer><answer>SELECT 2</answer>", None, "duplicated_tag"),
+        ("<answer>SELECT 1", None, "unterminated"),
+        ("SELECT '\x00'", None, "not text"),
+        ("<think>SELECT 1", None, "unterminated_think"),
     ],
 )
-def test_what_is_not_one_query_has_a_reason(text, reason):
-    assert find_query(text) == (None, reason)
+def test_queries_are_found_and_what_is_not_one_query_has_a_reason(text, query, reason):
+    assert find_query(text) == (query, reason)
 
 
 @pytest.mark.parametrize("piece", ["`", "```", "```sql\n", "SELECT ", "<answer>", "\n"])

@@ -196,6 +196,24 @@ def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
     assert len(rollouts) == 4, "of 7 steps, two on each"
 
 
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_smaller_micro_batches_and_another_optimiser_go_on(iterations: int, new_trainer: Any, tmp_path: Path) -> None:
+    options = {
+        "objective": "grpo",
+        "max_steps": 5,
+        "num_iterations": iterations,
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
+    new_trainer(**options, output_dir=str(tmp_path)).train()
+    halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adafactor"}
+    steps: list[int] = []
+    resumed = new_trainer(**options, **halves, output_dir=str(tmp_path / "again"))
+    resumed.rollout_sinks = (lambda rollout: steps.append(resumed.state.global_step),)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert steps == [3, 4], "a step is computed on completions of an earlier policy"
+
+
 # --- the run directory ------------------------------------------------------------------------------------------------
 
 

@@ -57,8 +57,9 @@ def test_the_text_of_an_environment_counts_as_prompt(tokenizer: Any) -> None:
     interaction, rows = ToolSetup(environments={None: Scored}), Dataset.from_list(ROWS)
     prompt, _, tools = open_row(interaction, ROWS[0])
     (length,) = count_tokens(tokenizer, [prompt], tools)
-    assert lengths_of(tokenizer, rows, interaction) == [length] * 4
-    assert lengths_of(tokenizer, rows, ToolSetup(tools=tuple(tools)))[0] < length
+    assert (
+        lengths_of(tokenizer, rows, interaction) == [length] * 4 > lengths_of(tokenizer, rows, ToolSetup(tuple(tools)))
+    )
     config = load_config({"data": {"max_prompt_tokens": None}, "generation": {"engine": "vllm"}})
     data: Any = SimpleNamespace(train=rows, heldout=rows)
     assert with_prompt_limit(config, data, tokenizer, interaction).data.max_prompt_tokens == length

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from study_runs import common_metrics
 
 from kit.config import load_config
 from kit.runs.store import RunDir, RunStore
@@ -18,27 +19,11 @@ MESSAGE = "The KL divergence to the reference policy jumped to 0.4 nats per toke
 
 def line(step: int, steps: int) -> dict[str, Any]:
     """The metrics of a step, with as many keys as in a real run."""
-    up, wave = 1 - math.exp(-4 * step / steps), (step * 7919 % 101) / 101
-    metrics = {
-        "step": step,
-        "time": 1000.0 + step,
+    up, (wave, common) = 1 - math.exp(-4 * step / steps), common_metrics(step)
+    metrics = common | {
         "reward": 0.2 + 0.7 * up + 0.05 * wave,
-        "reward_std": 0.2,
         "rewards/accuracy/mean": up,
-        "rewards/format/mean": 1.0,
-        "completions/mean_length": 20 + wave,
-        "completions/min_length": 3,
-        "completions/max_length": 40,
-        "completions/clipped_ratio": 0.1 * wave,
-        "kl": 0.01 * wave,
         "entropy": 1 - 0.5 * up,
-        "clip_fraction/low": 0.0,
-        "clip_fraction/high": 0.01 * wave,
-        "clip_fraction/region": 0.01 * wave,
-        "groups/zero_spread": 0.2,
-        "grad_norm": 1 + wave,
-        "learning_rate": 1e-5,
-        "step_time": 2 + wave,
         "seconds/generation": 1.0 + wave,
         "seconds/rewards": 0.25,
         "seconds/scoring": 0.0,

@@ -176,7 +176,11 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
     }
     monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: questions.append(question) or answer)
     live = form.site.store.create("busy")
-    live.write_status("running", eta_seconds=60.0)
+    live.write_status("running", step=0, eta_seconds=60.0)
+    assert " trains. " in plan_run(form.site, Draft().as_text())[0], (
+        "the time of the first score is not that of the run"
+    )
+    live.write_status("running", step=3, eta_seconds=60.0)
     html, fixes, apply, now, planned = plan_run(form.site, Draft().as_text())
     assert ">busy</a> trains until about" in html
     assert (questions, fixes, apply.visible, now.visible, planned) == ([], [], False, True, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import time
 from pathlib import Path
 
@@ -137,10 +138,15 @@ def test_a_root_that_is_a_file_is_an_error_and_no_end(tmp_path: Path) -> None:
     assert "is a file" in active
 
 
-def test_stop_leaves_the_sentinel_and_no_more(site: Site) -> None:
+def test_stop_leaves_the_sentinel_and_signals_a_run_that_loads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     live = run(site, "alive")
     assert "its step is finished and saved first" in ask_to_stop(site, "alive")
     assert (live.control / "stop").exists()
+    stopped = queue.SimpleQueue[RunDir]()
+    monkeypatch.setattr("kit.runs.stopping.stop", stopped.put)
+    run(site, "loads", "starting")
+    assert "nothing new to save" in ask_to_stop(site, "loads")
+    assert stopped.get(timeout=9).id == "loads"
     run(site, "ended", "finished")
     assert "has ended already" in ask_to_stop(site, "ended")
     assert "There is no run" in ask_to_stop(site, "none")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -208,9 +209,12 @@ def test_a_model_is_not_loaded_while_a_run_trains(site: Site, monkeypatch: pytes
     pool = chat.Loaded(site)
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
     monkeypatch.setattr(chat, "resolved", lambda *_: (None, ""))
-    pool._session = SimpleNamespace(alive=True, answering=False)  # type: ignore[assignment]
+    pool._session = session = Mock(alive=True, answering=True)
     with pytest.raises(RunError, match="'one' is training"):  # a loaded model answers no further questions
         pool.session(site.run("one"), None)
+    monkeypatch.setattr(chat.time, "sleep", lambda _: setattr(pool, "_session", None))
+    pool._watch(session)  # the run was started in a terminal
+    assert session.close.call_count == 2
 
 
 def test_a_run_that_waits_is_not_the_one_that_trains(site: Site) -> None:
