@@ -55,9 +55,8 @@ class HeldOutScores:
         """Scores the model after `step` and writes the result to `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
         again = name == "before" and job.config.evaluation.after  # the same problems, after training
-        rest = (
-            0.0 if name in ("before", "after") else job.folder.record().get("eta_seconds")
-        )  # steps to come; None: unknown
+        # Seconds of the steps to come; None: unknown.
+        rest = 0.0 if name in ("before", "after") else job.folder.record().get("eta_seconds")
         started = beat = time.monotonic()
         with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
 

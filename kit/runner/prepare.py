@@ -394,9 +394,8 @@ def with_prompt_limit(config: RunConfig, data: DataSplit, tokenizer: Any, intera
     if config.data.max_prompt_tokens is not None or config.generation.engine != "vllm":
         return config
     lengths = [length for rows in (data.train, data.heldout) for length in lengths_of(tokenizer, rows, interaction)]
-    return config.model_copy(
-        update={"data": config.data.model_copy(update={"max_prompt_tokens": max(lengths, default=1)})}
-    )
+    limit = {"max_prompt_tokens": max(lengths, default=1)}
+    return config.model_copy(update={"data": config.data.model_copy(update=limit)})
 
 
 def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, interaction: ToolSetup) -> dict[str, int | None]:

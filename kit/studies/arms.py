@@ -202,10 +202,8 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
             run.path.rename(next(place for place in places if not place.exists()))
     outcome = outcome or launching.launch(config, quiet=quiet)
     status = run.status()  # after Ctrl-C the comparison ends; `grpo-kit stop` ends only this run
-    by_hand = (
-        (run.control / "stop").exists() or status.get("stop") or str(status.get("reason")).startswith("control/stop")
-    )
-    if outcome.code == STOPPED and not by_hand:
+    requested = (run.control / "stop").exists() or status.get("stop")
+    if outcome.code == STOPPED and not (requested or str(status.get("reason")).startswith("control/stop")):
         raise KeyboardInterrupt
     return RunError("it was stopped by hand") if outcome.code == STOPPED else outcome.error
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy
 import torch
 from transformers import TrainerState
+from transformers.training_args import OptimizerNames
 
 from kit.errors import EngineError
 from kit.models.failures import rng_state, set_rng_state
@@ -106,7 +107,7 @@ class CheckpointState:
             progress = {
                 "micro_batches": trainer._step,
                 "accumulation": trainer.args.gradient_accumulation_steps,
-                "optimizer": trainer.args.optim.value,
+                "optimizer": OptimizerNames(trainer.args.optim).value,
                 "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
                 "first_steps": self.checks.state_dict() if self.checks is not None else None,
                 "parts": {name: part.state_dict() for name, part in self.stateful.items()},
@@ -134,7 +135,7 @@ class CheckpointState:
         trainer = self.trainer
         path = Path(checkpoint or "") / PROGRESS_FILE
         progress = json.loads(path.read_text(encoding="utf-8")) if checkpoint is not None and path.is_file() else {}
-        now = trainer.args.optim.value
+        now = OptimizerNames(trainer.args.optim).value
         if other := progress.get("optimizer", now) != now:
             trainer.optimizer.load_state_dict = lambda state: log.warning(
                 "the moments of %s do not fit %s and start from 0", progress["optimizer"], now

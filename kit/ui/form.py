@@ -149,8 +149,16 @@ class Form:
         **listen: Any,
     ) -> None:
         """Call `work(sent, *inputs)` at an event, with the form's values in the browser. The last output shows its `KitError`."""
+
+        def call(*values: Any) -> Any:
+            try:
+                return work(*values)
+            except KitError as problem:
+                skipped = [gr.skip()] * (len(outputs) - 1)
+                return [*skipped, m.error(problem)] if skipped else m.error(problem)
+
         # `wire` registers the event, once all steps are built: the event sends the boxes of all of them.
-        self._registrations.append(lambda: self._listen(event, work, inputs, outputs, **listen))
+        self._registrations.append(lambda: self._listen(event, call, inputs, outputs, **listen))
 
     def replaces(
         self,
@@ -180,11 +188,7 @@ class Form:
         self, event: Any, work: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], **listen: Any
     ) -> None:
         def call(*values: Any) -> Any:
-            try:
-                return work(Sent.of(self, values[-1]), *values[:-1])
-            except KitError as problem:  # shown in the last output
-                skipped = [gr.skip()] * (len(outputs) - 1)
-                return [*skipped, m.error(problem)] if skipped else m.error(problem)
+            return work(Sent.of(self, values[-1]), *values[:-1])
 
         options = {"api_visibility": "private"} | listen
         collected = event(None, [self.base, *(box.component for box in self.boxes)], [self.sent], js=TO_JSON)
