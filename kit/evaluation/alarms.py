@@ -144,7 +144,7 @@ def conditions(series: Series) -> dict[str, str]:
     if sum(overflow) >= 3:
         texts["gradient_overflow"] = (
             f"The gradient was infinite or not a number in {sum(overflow):.0f} of the last {len(overflow)} steps. Nothing "
-            "is learned from such a step. Use model.dtype: bfloat16 or float32 instead of float16, or lower the learning rate."
+            "is learned from such a step. Lower the learning rate, or use model.dtype: bfloat16 (not on a T4) or float32."
         )
     return texts
 
