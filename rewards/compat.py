@@ -15,13 +15,11 @@ Presets replace the other functions: `code-stdio` is open-r1's `code_reward` (wi
 `binary_code_reward`, and reads the same column `verification_info`; `gsm8k-xml` replaces those of the GSM8K notebooks.
 """
 
-import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from rewards.components.math_verify import MathVerify
-from rewards.errors import RewardsError
 from rewards.evaluation import run_component
 from rewards.extract import MAX_CHARS, tags_problem
 from rewards.protocol import Context
@@ -29,7 +27,6 @@ from rewards.samples import build_samples, completion_text
 
 __all__ = [
     "format_reward",
-    "get_repetition_penalty_reward",
     "len_reward",
     "reasoning_steps_reward",
     "tag_count_reward",
@@ -110,44 +107,6 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
         shortest, longest = min(group), max(group)
         share = 0.5 - (size - shortest) / (longest - shortest) if longest > shortest else 0.0
         rewards.append(share if score.status in ("ok", "error", "infra") else min(0.0, share))
-    return rewards
-
-
-def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
-    r"""Return a function that scores max_penalty · (1 - distinct n-grams / n-grams) (2502.03373, C.2); 0.0 below n items.
-
-    The function takes token ids, like TRL's, or completions, like open-r1's. Items of a completion are lower-case words.
-
-    Raises:
-        RewardsError: `max_penalty` is positive.
-
-    >>> reward = get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
-    >>> reward(completion_ids=[[1, 2, 3, 4], [5, 5, 5, 5, 5]]), reward(["so it is so it is"])
-    ([0.0, -0.75], [-0.4])
-    """
-    if max_penalty > 0:
-        raise RewardsError(f"max_penalty is {max_penalty}, which would reward repetition. Pass 0 or a negative number.")
-    penalty = functools.partial(repetition_penalty_reward, ngram_size=ngram_size, max_penalty=max_penalty)
-    return functools.update_wrapper(penalty, repetition_penalty_reward)
-
-
-def repetition_penalty_reward(
-    items: Completions | None = None,
-    /,
-    completions: Completions | None = None,
-    completion_ids: Completions | None = None,
-    *,
-    ngram_size: int,
-    max_penalty: float,
-    **columns: Any,
-) -> list[float]:
-    """Return the rewards of `get_repetition_penalty_reward`; `items` are token ids or completions."""
-    rewards = []
-    for row in next((each for each in (items, completion_ids, completions) if each is not None), ()):
-        is_ids = isinstance(row, list) and bool(row) and all(isinstance(item, int) for item in row)
-        tokens = row if is_ids else completion_text(row)[:MAX_CHARS].lower().split()
-        ngrams = list(zip(*(tokens[at:] for at in range(ngram_size)), strict=False))
-        rewards.append(max_penalty * (1.0 - len(set(ngrams)) / len(ngrams)) or 0.0 if ngrams else 0.0)
     return rewards
 
 

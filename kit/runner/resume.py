@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.config.loading import leaves
 from kit.errors import ConfigError, RunError
-from kit.models.backend import UNSLOTH, UNSLOTH_CPU
+from kit.models.backend import UNSLOTH, UNSLOTH_CPU, torch_dtype
 from kit.models.start import digest_of, find_start
 from kit.runner.distributed import world_size
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
-from kit.trainer.checkpoint import is_over
+from kit.trainer.checkpoint import STATE_FILE, is_over
 from kit.trainer.checkpoint_writer import clear_staging, remove
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
         ) from None
     last, target = run.last_checkpoint, config.optimisation.steps
     step, steps = step_of(last) if last else 0, old.optimisation.steps if old else target
-    extended = target > steps and step == steps
+    extended = target > steps and last is not None and (step == steps or is_over(last))
     trained = not extended and last is not None and (step >= target or is_over(last))
     if status["state"] == "finished" and not extended:
         why = f" ({status['reason']})" if status.get("reason") else ""
@@ -107,6 +107,9 @@ def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resu
             f"The run '{previous.run.id}' cannot be resumed unchanged:\n{listed}\nUndo these changes, or resume with --force: "
             "its next steps will then differ from those of an uninterrupted run. events.jsonl records the changes."
         )
+    if changes:  # refuse a state that does not fit before config.yaml is written
+        state = previous.checkpoint / STATE_FILE
+        parts.objective.load_state_dict(json.loads(state.read_text()) if state.is_file() else {})
     return Resumption(previous, changes, forced=bool(changes))
 
 
@@ -225,6 +228,11 @@ def differences(previous: PreviousRun, parts: Parts) -> Iterator[str]:
     if old_backend and (old_backend.get("name"), old_backend.get("device")) != (backend.name, backend.device):
         before = f"{old_backend.get('device')} ({old_backend.get('name')})"
         yield f"device: {before} at the start, {backend.device} ({backend.name}) now"
+    was_bfloat16 = (env.get("trainer_arguments") or {}).get("bf16")
+    dtype = str(torch_dtype(parts.config.model.dtype, backend.device)).removeprefix("torch.")
+    if was_bfloat16 is not None and was_bfloat16 != (dtype == "bfloat16"):
+        before = "bfloat16" if was_bfloat16 else "float16"
+        yield f"precision: {before} at the start, {dtype} now; to keep it, add -o model.dtype={before} and --force"
     # The checkpoint contains a file of RNG states for each process.
     processes = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
     if processes and processes != world_size():

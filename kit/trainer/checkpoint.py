@@ -131,6 +131,7 @@ class CheckpointState:
         """Wrap transformers' loading of optimiser and schedule; load the kit's files of the checkpoint afterwards.
 
         The micro-batches may have another size than before, and the optimiser another class: its moments then start from 0.
+        Learning rate, schedule and weight decay are those of the arguments; torch would restore the ones of the checkpoint.
         """
         trainer = self.trainer
         path = Path(checkpoint or "") / PROGRESS_FILE
@@ -140,6 +141,8 @@ class CheckpointState:
             trainer.optimizer.load_state_dict = lambda state: log.warning(
                 "the moments of %s do not fit %s and start from 0", progress["optimizer"], now
             )
+        names = ("initial_lr", "weight_decay")
+        own = [{name: group[name] for name in names if name in group} for group in trainer.optimizer.param_groups]
         args, device = trainer.args, trainer.args.device
         if device.type == "cpu":  # torch.load accepts `cpu`, but not `cpu:1` as with several processes
             vars(args)["_setup_devices"] = torch.device("cpu")  # the cached property stores it there
@@ -149,10 +152,14 @@ class CheckpointState:
             vars(args)["_setup_devices"] = device
             if other:
                 del trainer.optimizer.load_state_dict
-                for group, rate in zip(trainer.optimizer.param_groups, trainer.lr_scheduler.get_last_lr(), strict=True):
-                    group["lr"] = rate
         if checkpoint is None:
             return
+        if hasattr(schedule := trainer.lr_scheduler, "lr_lambdas"):
+            schedule.base_lrs = [group["initial_lr"] for group in own]
+            factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+            schedule._last_lr = [base * factor for base, factor in zip(schedule.base_lrs, factors, strict=True)]
+            for group, values, rate in zip(trainer.optimizer.param_groups, own, schedule._last_lr, strict=True):
+                group.update(values, lr=rate)
         folder = Path(checkpoint)
         if self.objective is not None:
             path = folder / STATE_FILE  # an objective without state writes none

@@ -546,6 +546,10 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with self.checkpoints.loading(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if self.accelerator.scaler is not None:  # the checkpoint may be of a GPU on which the run computed in float16
+            super()._load_scaler(checkpoint)
+
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.checkpoints.sampler = super()._get_train_sampler(dataset)
         return self.checkpoints.sampler

@@ -1,12 +1,11 @@
 """rewards.compat: the functions of open-r1 without their known bugs."""
 
 import pickle
-import random
 import time
 
 import pytest
 
-from rewards import RewardsError, compat, from_functions
+from rewards import compat, from_functions
 
 LAYOUT = "<think>\nsix dozens\n</think>\n<answer>\n72\n</answer>"
 HOSTILE = [None, "", "\x00", "\ud800", "</think>", [], [{"role": "assistant", "content": None}], [None], 7, {}]
@@ -20,20 +19,6 @@ def milliseconds(function, *arguments, **columns):
     start = time.process_time()
     function(*arguments, **columns)
     return 1000 * (time.process_time() - start)
-
-
-def test_repetition_is_that_of_trl_for_ids_and_that_of_open_r1_for_words():
-    from trl.rewards import get_repetition_penalty_reward
-
-    generator = random.Random(0)
-    ids = [[generator.randrange(5) for _ in range(n)] for n in (0, 1, 2, 3, 4, 50, 400)]
-    for size, penalty in ((1, -1.0), (2, -0.5), (3, 0.0)):
-        trl, kit = (f(size, penalty) for f in (get_repetition_penalty_reward, compat.get_repetition_penalty_reward))
-        assert kit(completion_ids=ids) == kit(ids) == pytest.approx(trl(ids))
-    # "a b a b a": ab ba ab ba, 2 of 4 distinct -> -(1 - 2/4); case does not matter
-    assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
-    with pytest.raises(RewardsError, match="would reward repetition"):
-        compat.get_repetition_penalty_reward(3, 1.0)
 
 
 def test_tags_count_a_quarter_each():
@@ -73,7 +58,6 @@ def test_lengths_are_compared_within_a_prompt():
 def written_here():
     """All functions, with factories called."""
     made = {name: getattr(compat, name) for name in compat.__all__}
-    made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
     return made
 
 

@@ -18,6 +18,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from kit.config import load_config
 from kit.errors import RunError
+from kit.objective import Objective
 from kit.runner.prepare import build_objective, explicit
 from kit.runner.resume import (
     PreviousRun,
@@ -206,12 +207,18 @@ def test_smaller_micro_batches_and_another_optimiser_go_on(iterations: int, new_
         "save_steps": 3,
     }
     new_trainer(**options, output_dir=str(tmp_path)).train()
+    torch.save({}, tmp_path / "checkpoint-3" / "scaler.pt")  # of a GPU without bfloat16
     halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adafactor"}
+    halves |= {"learning_rate": 1e-3, "lr_scheduler_type": "linear", "logging_steps": 1}
     steps: list[int] = []
     resumed = new_trainer(**options, **halves, output_dir=str(tmp_path / "again"))
     resumed.rollout_sinks = (lambda rollout: steps.append(resumed.state.global_step),)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert steps == [3, 4], "a step is computed on completions of an earlier policy"
+    rates = [line["learning_rate"] for line in resumed.state.log_history if "learning_rate" in line]
+    assert rates[-2:] == pytest.approx([1e-3 * (1 - step / 5) for step in (3, 4)]), (
+        "not the rate and schedule that were set"
+    )
 
 
 # --- the run directory ------------------------------------------------------------------------------------------------
@@ -324,6 +331,12 @@ def test_resume_repairs_files_damaged_by_a_full_disk(run: RunDir, content: str) 
     assert set(run.evaluations()) == {"step-00005", "again"}
 
 
+def test_a_run_that_ended_early_is_extended(run: RunDir) -> None:
+    (run.path / "checkpoint-6" / "progress.json").write_text('{"over": true}')
+    run.write_status("finished")
+    assert load_previous_run(load_config(run.config, ["optimisation.steps=12"])).extended
+
+
 def test_a_live_run_is_not_resumed(run: RunDir) -> None:
     run.write_status("running")
     with pytest.raises(RunError, match=f"'it' is running.*process {os.getpid()}.*grpo-kit stop it"):
@@ -345,6 +358,7 @@ def parts(run: RunDir, tmp_path: Path) -> Iterator[Callable[..., Any]]:
             config=load_config(run.config, overrides),
             files=SimpleNamespace(source=str(weights), backend=SimpleNamespace(name="transformers", device="cpu")),
             data=SimpleNamespace(info={"sha256": sha256, "source": "here"}),
+            objective=Objective.from_spec("grpo"),
         )
 
     return made
@@ -411,6 +425,8 @@ def test_local_files_and_weights_are_compared_by_content(
     assert set(env["inputs"]) == {"hooks.py", "score.py", "model weights model.safetensors"}
     run.write_text("config.yaml", now.config.to_yaml())
     assert changed(run, now, env) == []
+    (note,) = changed(run, now, env | {"trainer_arguments": {"bf16": True}})
+    assert note.startswith("precision: bfloat16 at the start, float32 now")
     Path("hooks.py").write_text("def f(): return 1\n")
     with open(tmp_path / "model" / "model.safetensors", "r+b") as file:
         file.seek(1_500_000 - 50_000)
