@@ -9,7 +9,6 @@ The docstring of each open-r1 function lists the differences from the original. 
 - No completion and no reference raises or hangs: a completion that cannot be scored gets the lowest value, and a comparison
   that takes over five seconds counts as wrong.
 - Format checks scan the text once; the originals backtrack for seconds on some texts of a few kilobytes.
-- Factories return objects that can be pickled, with the `__name__` that trainers log.
 
 Presets replace the other functions: `code-stdio` is open-r1's `code_reward` (with `scoring="share"`) and
 `binary_code_reward`, and reads the same column `verification_info`; `gsm8k-xml` replaces those of the GSM8K notebooks.

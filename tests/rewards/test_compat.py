@@ -55,15 +55,9 @@ def test_lengths_are_compared_within_a_prompt():
     assert compat.len_reward([r"\boxed{3}"] * 4, ["3"] * 4, **columns) == [0.5, -0.5, 0.5, -0.5]
 
 
-def written_here():
-    """All functions, with factories called."""
-    made = {name: getattr(compat, name) for name in compat.__all__}
-    return made
-
-
-@pytest.mark.parametrize("name", sorted(written_here()))
+@pytest.mark.parametrize("name", compat.__all__)
 def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
-    reward = written_here()[name]
+    reward = getattr(compat, name)
     columns = {"solution": ["7"] * len(HOSTILE), "completion_ids": [[] for _ in HOSTILE]}
     values = reward(completions=HOSTILE, prompts=["p"] * len(HOSTILE), **columns)
     assert len(values) == len(HOSTILE)
@@ -75,7 +69,7 @@ def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
 @pytest.mark.parametrize("piece", ["<think>\n", "</think>\n<answer>\n", "Step 1", "\n"])
 def test_a_megabyte_is_scanned_in_linear_time(name, piece):
     text = "<think>\n" + piece * (1_000_000 // len(piece))
-    assert milliseconds(written_here()[name], [text]) < 200
+    assert milliseconds(getattr(compat, name), [text]) < 200
 
 
 def test_they_compose_into_a_preset_with_their_ranges_and_with_functions_of_trl():
