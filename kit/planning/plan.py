@@ -382,7 +382,7 @@ def known_shape(name: str, model_config: Any) -> ModelShape:
 def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str]]:
     """Return the tokens of the longest prompts (`kit.runner.prepare.longest_prompts`); nothing and a note if that fails.
 
-    User functions are not called; their prompts are assumed to be as long as the policy's.
+    Functions of a teacher are not called; their prompts are assumed to be as long as the policy's. `reset` of an environment is.
     """
     from kit.data import load_data
     from kit.generation.tools import load_tools
@@ -391,7 +391,7 @@ def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str
     try:
         interaction, rows = load_tools(config.generation), load_data(config.data).train
         return longest_prompts(config, tokenizer_of(config), rows, interaction), []
-    except KitError as error:
+    except Exception as error:  # `reset` of an environment may raise anything
         reason = str(error).partition(". ")[0]
         return {}, [f"prompts were not measured; they are taken to have {prompt_tokens(config)} tokens. ({reason}.)"]
 

@@ -138,10 +138,10 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
         config, engine = resolve(config.model_copy(update={"model": model}), engine, columns, objective)
     config = with_learning_rate(config, files.config)
     check_memory(config, files.shape, files.backend.device, objective, waits=waits)
-    config = with_prompt_limit(config, data, files.tokenizer, interaction)
-    check_prompts(config, data, files)
+    limited = with_prompt_limit(config, data, files.tokenizer, interaction)
+    check_prompts(limited, data, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
-    data = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files)
+    data, config = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files), limited
     prompts, rows = config.optimisation.batch_size // config.generation.num_generations, len(data.train)
     refuse(
         ConfigError,
@@ -379,7 +379,7 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
     from kit.data import filter_by_length
     from kit.generation.prompts import count_tokens, observation_tokens
 
-    added = observation_tokens(tokenizer, data.train, interaction)
+    added = max(observation_tokens(tokenizer, rows, interaction) for rows in (data.train, data.heldout))
     count = partial(count_tokens, tokenizer, tools=interaction.all_tools(), added=added)
     return filter_by_length(data, count, config.data.max_prompt_tokens)
 
@@ -389,11 +389,13 @@ def with_prompt_limit(config: RunConfig, data: DataSplit, tokenizer: Any, intera
 
     vLLM starts only if its cache holds a sequence of the largest length, which without a limit is the model's whole context.
     """
-    from kit.generation.prompts import lengths_of
+    from kit.generation.prompts import count_tokens, observation_tokens
 
     if config.data.max_prompt_tokens is not None or config.generation.engine != "vllm":
         return config
-    lengths = [length for rows in (data.train, data.heldout) for length in lengths_of(tokenizer, rows, interaction)]
+    sides, tools = [rows for rows in (data.train, data.heldout) if len(rows)], interaction.all_tools()
+    added = max((observation_tokens(tokenizer, rows, interaction) for rows in sides), default=0)
+    lengths = [n for rows in sides for n in count_tokens(tokenizer, list(rows["prompt"]), tools, added)]
     limit = {"max_prompt_tokens": max(lengths, default=1)}
     return config.model_copy(update={"data": config.data.model_copy(update=limit)})
 

@@ -28,7 +28,7 @@ from kit.models.start import digest_of, find_start
 from kit.runner.distributed import world_size
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
-from kit.trainer.checkpoint import STATE_FILE, is_over
+from kit.trainer.checkpoint import PROGRESS_FILE, STATE_FILE, is_over
 from kit.trainer.checkpoint_writer import clear_staging, remove
 
 if TYPE_CHECKING:
@@ -228,11 +228,12 @@ def differences(previous: PreviousRun, parts: Parts) -> Iterator[str]:
     if old_backend and (old_backend.get("name"), old_backend.get("device")) != (backend.name, backend.device):
         before = f"{old_backend.get('device')} ({old_backend.get('name')})"
         yield f"device: {before} at the start, {backend.device} ({backend.name}) now"
-    was_bfloat16 = (env.get("trainer_arguments") or {}).get("bf16")
+    arguments = env.get("trainer_arguments") or {}
+    half = "bfloat16" if arguments.get("bf16") else "float16" if arguments.get("fp16") else None
     dtype = str(torch_dtype(parts.config.model.dtype, backend.device)).removeprefix("torch.")
-    if was_bfloat16 is not None and was_bfloat16 != (dtype == "bfloat16"):
-        before = "bfloat16" if was_bfloat16 else "float16"
-        yield f"precision: {before} at the start, {dtype} now; to keep it, add -o model.dtype={before} and --force"
+    if half not in (None, dtype):  # every GPU has float16
+        remedy = "; to keep it, add -o model.dtype=float16 and --force" if half == "float16" else ""
+        yield f"precision: {half} at the start, {dtype} now{remedy}"
     # The checkpoint contains a file of RNG states for each process.
     processes = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
     if processes and processes != world_size():
@@ -294,6 +295,9 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     previous = resumption.previous
     run, step, checkpoint = previous.run, previous.step, previous.checkpoint
     run.write_status("starting", step=step)  # first, so that readers do not count files that are removed below
+    if previous.extended and checkpoint is not None and (path := checkpoint / PROGRESS_FILE).is_file():
+        # An early end must not end the run again. The file keeps the size that its manifest states.
+        write_atomic(path, path.read_text(encoding="utf-8").replace('"over": true', '"over": null'))
     after = run.eval / "after.json"
     if after.is_file() and previous.extended:  # it becomes the score of an intermediate step
         write_atomic(run.eval / f"step-{step:05d}.json", after.read_text(encoding="utf-8"))

@@ -162,5 +162,6 @@ def open_source(
     if config.model.lora is None and is_multimodal(files.config):
         with suppress(ModelError):  # weights of a run on texts are saved without a processor
             original = source_of(named, config.model.revision)
-            files = replace(files, processor=load_processor(original, files.tokenizer))
+            keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
+            files = replace(files, processor=load_processor(original, files.tokenizer, **keywords))
     return Source(run, config, files, step, weights, base or files.source, named, start=start), note

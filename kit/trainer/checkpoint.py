@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy
 import torch
 from transformers import TrainerState
-from transformers.training_args import OptimizerNames
 
 from kit.errors import EngineError
 from kit.models.failures import rng_state, set_rng_state
@@ -107,7 +106,7 @@ class CheckpointState:
             progress = {
                 "micro_batches": trainer._step,
                 "accumulation": trainer.args.gradient_accumulation_steps,
-                "optimizer": OptimizerNames(trainer.args.optim).value,
+                "optimizer": class_of(trainer.optimizer),
                 "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
                 "first_steps": self.checks.state_dict() if self.checks is not None else None,
                 "parts": {name: part.state_dict() for name, part in self.stateful.items()},
@@ -131,12 +130,12 @@ class CheckpointState:
         """Wrap transformers' loading of optimiser and schedule; load the kit's files of the checkpoint afterwards.
 
         The micro-batches may have another size than before, and the optimiser another class: its moments then start from 0.
-        Learning rate, schedule and weight decay are those of the arguments; torch would restore the ones of the checkpoint.
+        With a `LambdaLR`, rate, schedule and weight decay are those of the arguments; torch would restore the checkpoint's.
         """
         trainer = self.trainer
         path = Path(checkpoint or "") / PROGRESS_FILE
         progress = json.loads(path.read_text(encoding="utf-8")) if checkpoint is not None and path.is_file() else {}
-        now = OptimizerNames(trainer.args.optim).value
+        now = class_of(trainer.optimizer)
         if other := progress.get("optimizer", now) != now:
             trainer.optimizer.load_state_dict = lambda state: log.warning(
                 "the moments of %s do not fit %s and start from 0", progress["optimizer"], now
@@ -154,7 +153,7 @@ class CheckpointState:
                 del trainer.optimizer.load_state_dict
         if checkpoint is None:
             return
-        if hasattr(schedule := trainer.lr_scheduler, "lr_lambdas"):
+        if isinstance(schedule := trainer.lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
             schedule.base_lrs = [group["initial_lr"] for group in own]
             factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
             schedule._last_lr = [base * factor for base, factor in zip(schedule.base_lrs, factors, strict=True)]
@@ -216,6 +215,12 @@ class CheckpointState:
         if trainer.args.should_save:
             checkpoints = complete_checkpoints(numbered(checkpoint.parent))
             rotate(checkpoints, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
+
+
+def class_of(optimizer: Any) -> str:
+    """The class of an optimiser without accelerate's wrapper, with its module: AdamW is torch's or bitsandbytes'."""
+    kind = type(getattr(optimizer, "optimizer", optimizer))
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from kit.runner.resume import (
     truncate_to_checkpoint,
 )
 from kit.runs.store import MANIFEST, RunDir, RunStore, complete_checkpoints, is_complete, numbered
-from kit.trainer.checkpoint import CheckpointState
+from kit.trainer.checkpoint import CheckpointState, is_over
 from kit.trainer.checkpoint_writer import STAGING, publish, rotate
 from kit.trainer.policy_loss import RolloutMemory
 
@@ -334,7 +334,10 @@ def test_resume_repairs_files_damaged_by_a_full_disk(run: RunDir, content: str) 
 def test_a_run_that_ended_early_is_extended(run: RunDir) -> None:
     (run.path / "checkpoint-6" / "progress.json").write_text('{"over": true}')
     run.write_status("finished")
-    assert load_previous_run(load_config(run.config, ["optimisation.steps=12"])).extended
+    longer = load_previous_run(load_config(run.config, ["optimisation.steps=12"]))
+    assert longer.extended
+    truncate_to_checkpoint(Resumption(longer, [], forced=False), print)
+    assert not is_over(run.path / "checkpoint-6"), "a second resume would find the early end again"
 
 
 def test_a_live_run_is_not_resumed(run: RunDir) -> None:
