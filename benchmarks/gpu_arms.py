@@ -224,9 +224,8 @@ class Bench:
             self.trainer.model.for_training()
         self.trainer.model.train()
         accelerator = self.trainer.accelerator
-        self.model = accelerator.prepare_model(
-            self.trainer.model
-        )  # as in `Trainer.train()`: its forward has the autocast
+        # As in `Trainer.train()`: its forward has the autocast.
+        self.model = accelerator.prepare_model(self.trainer.model)
         if accelerator.scaler is not None:
             accelerator.scaler.scale(torch.zeros((), device=accelerator.device))  # creates the scale
             accelerator.scaler.update(LOSS_SCALE)

@@ -547,9 +547,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal: run the same command again to continue"))
     print(json.dumps(machine()), flush=True)
     half = "bfloat16" if machine().get("capability", [8, 0]) >= [8, 0] else "float16"
-    tflops = machine().get("half_tflops", FAST)
-    todo = rows(options.models, lambda name: find_spec(name) is not None, half, tflops)
-    todo = smoke_rows() if options.cpu_smoke else todo
+    if options.cpu_smoke:
+        todo = smoke_rows()
+    else:
+        tflops = machine().get("half_tflops", FAST)
+        todo = rows(options.models, lambda name: find_spec(name) is not None, half, tflops)
     todo = [row for row in todo if row.stage in options.stages and options.only in row.key]
     left = 60 * options.budget - (time.monotonic() - began)
     result = check(todo, options.out, options.folder, left, lambda text: print(text, flush=True))

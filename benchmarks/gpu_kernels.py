@@ -52,12 +52,11 @@ def attention(arm: str, prompt: int, lengths: Callable[[int], list[list[int]]], 
             groups.append(Group(start, prompt - 1, tuple(sorted(completions, reverse=True))))
             start += groups[-1].tokens
         inputs = [random_normal(seed, 1, n, start, size).requires_grad_() for n in (heads, shared, shared)]
-        # A step builds indices once for all layers.
+        # As in a step, which builds indices once for all layers. On a GPU `Layout` builds them at once.
         if arm == "varlen":
             attend = varlen(groups, inputs[0].device)
             return lambda: attend(*inputs), inputs
         layout = Layout(groups, inputs[0].device)
-        packed_attention(*inputs, layout)  # builds the segments of the layout
         return lambda: packed_attention(*inputs, layout), inputs
 
     run_pass(*problem(99))

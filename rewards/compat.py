@@ -24,12 +24,7 @@ from rewards.extract import MAX_CHARS, tags_problem
 from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text
 
-__all__ = [
-    "format_reward",
-    "len_reward",
-    "reasoning_steps_reward",
-    "tag_count_reward",
-]
+__all__ = ["format_reward", "len_reward", "reasoning_steps_reward", "tag_count_reward"]
 
 Completions: TypeAlias = Sequence[Any]
 

@@ -556,9 +556,8 @@ def _direction(subject: Subject) -> str:
     fields = reward_fields(subject.seed)
     values, rewards = subject.advantages(fields), fields["rewards"]
     values = values if values.dim() == 1 else (values * fields["mask"]).sum(1) / fields["mask"].sum(1).clamp(min=1)
-    pairs = (fields["group"][:, None] == fields["group"]) & (
-        rewards[:, None] > rewards
-    )  # [i, j]: i has the higher reward
+    # [i, j]: i has the higher reward
+    pairs = (fields["group"][:, None] == fields["group"]) & (rewards[:, None] > rewards)
     differences = (values[:, None] - values)[pairs]
     higher, lower = int((differences > 0).sum()), int((differences < 0).sum())
     if lower and not higher:

@@ -315,9 +315,8 @@ def vespo(
     if sampler_cap is not None:
         check_range("vespo", "sampler_cap", sampler_cap, 1.0)
     decay_pos, decay_neg = max(lambda_pos, _SMALLEST_LAMBDA), max(lambda_neg, _SMALLEST_LAMBDA)
-    reports: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = (
-        WeakKeyDictionary()
-    )  # the loss and the metrics share one
+    # The loss and the metrics share one.
+    reports: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = WeakKeyDictionary()
 
     @torch.no_grad()
     def report(batch: TokenBatch) -> dict[str, Tensor]:

@@ -93,12 +93,15 @@ def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) ->
 
 
 def peak(device: str) -> int:
-    """Return the peak memory of this process in bytes: of a GPU what the allocator reserved and the context, else resident."""
+    """Return the peak memory of this process in bytes: reserved by the allocator on a GPU, with the context, else resident.
+
+    What other programs hold on the card, e.g. a display, counts as context.
+    """
     if device == "cuda":
         import torch
 
         free, total = torch.cuda.mem_get_info()
-        context = max(0, total - free - torch.cuda.memory_reserved())  # other processes do not use the card of a probe
+        context = max(0, total - free - torch.cuda.memory_reserved())
         return int(torch.cuda.max_memory_reserved()) + context
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

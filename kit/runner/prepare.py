@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -377,11 +377,9 @@ def check_prompts(config: RunConfig, data: DataSplit, files: ModelFiles) -> None
 def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
     """Drops prompts longer than `data.max_prompt_tokens`, as `lengths_of` counts. Raises `DataError` if no row remains."""
     from kit.data import filter_by_length
-    from kit.generation.prompts import count_tokens, observation_tokens
 
-    added = max(observation_tokens(tokenizer, rows, interaction) for rows in (data.train, data.heldout))
-    count = partial(count_tokens, tokenizer, tools=interaction.all_tools(), added=added)
-    return filter_by_length(data, count, config.data.max_prompt_tokens)
+    limit = config.data.max_prompt_tokens
+    return data if limit is None else filter_by_length(data, _counter(data, tokenizer, interaction), limit)
 
 
 def with_prompt_limit(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup) -> RunConfig:
@@ -389,15 +387,19 @@ def with_prompt_limit(config: RunConfig, data: DataSplit, tokenizer: Any, intera
 
     vLLM starts only if its cache holds a sequence of the largest length, which without a limit is the model's whole context.
     """
-    from kit.generation.prompts import count_tokens, observation_tokens
-
     if config.data.max_prompt_tokens is not None or config.generation.engine != "vllm":
         return config
-    sides, tools = [rows for rows in (data.train, data.heldout) if len(rows)], interaction.all_tools()
-    added = max((observation_tokens(tokenizer, rows, interaction) for rows in sides), default=0)
-    lengths = [n for rows in sides for n in count_tokens(tokenizer, list(rows["prompt"]), tools, added)]
-    limit = {"max_prompt_tokens": max(lengths, default=1)}
+    count, sides = _counter(data, tokenizer, interaction), [rows for rows in (data.train, data.heldout) if len(rows)]
+    limit = {"max_prompt_tokens": max((max(count(list(rows["prompt"]))) for rows in sides), default=1)}
     return config.model_copy(update={"data": config.data.model_copy(update=limit)})
+
+
+def _counter(data: DataSplit, tokenizer: Any, interaction: ToolSetup) -> Callable[[list[Any]], list[int]]:
+    """A function from prompts to their numbers of tokens, with tools and the longest text of an environment."""
+    from kit.generation.prompts import count_tokens, observation_tokens
+
+    added = max(observation_tokens(tokenizer, rows, interaction) for rows in (data.train, data.heldout))
+    return partial(count_tokens, tokenizer, tools=interaction.all_tools(), added=added)
 
 
 def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, interaction: ToolSetup) -> dict[str, int | None]:
@@ -489,10 +491,8 @@ def validate(config: RunConfig) -> list[str]:
         )
         notes.append(note(plan_memory(files.shape, work), room))
     rows = data.info["rows"]
-    kinds = {
-        "skipped": "bad rows",
-        "too_long": f"rows with prompts of more than {config.data.max_prompt_tokens} tokens",
-    }
+    too_long = f"rows with prompts of more than {config.data.max_prompt_tokens} tokens"
+    kinds = {"skipped": "bad rows", "too_long": too_long}
     omitted = "".join(f", {rows[key]} {kind} left out" for key, kind in kinds.items() if rows.get(key))
     notes += learning_rate_notes(original, config, files.config)
     if config.data.chat and (thinking := thinking_note(files)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -160,8 +159,13 @@ def open_source(
         config.model = config.model.model_copy(update={"name": str(weights)})
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
     if config.model.lora is None and is_multimodal(files.config):
-        with suppress(ModelError):  # weights of a run on texts are saved without a processor
-            original = source_of(named, config.model.revision)
-            keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
+        original = source_of(named, config.model.revision)
+        keywords = {"revision": config.model.revision, "trust_remote_code": config.model.trust_remote_code}
+        try:  # weights of a run on texts are saved without a processor
             files = replace(files, processor=load_processor(original, files.tokenizer, **keywords))
+        except ModelError:
+            missing = (
+                f"The processor of {named} cannot be read. An export lacks it then, and vLLM does not load the export."
+            )
+            note = f"{note or ''} {missing}".strip()
     return Source(run, config, files, step, weights, base or files.source, named, start=start), note

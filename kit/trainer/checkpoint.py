@@ -82,9 +82,7 @@ class CheckpointState:
 
     def save(self, root: Path, write: Callable[[], None]) -> None:
         """Write a complete checkpoint of this step below `root`, or none. `write` writes the files of transformers and TRL."""
-        if (
-            self.trainer.args.push_to_hub
-        ):  # transformers uploads it in the background from the folder in which it wrote it
+        if self.trainer.args.push_to_hub:  # transformers uploads it in the background from where it was written
             self._write(write, root)
             return
         self.staging = root / STAGING

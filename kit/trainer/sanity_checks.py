@@ -131,9 +131,8 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
             )
         if not expected.isfinite().all():  # `on_pre_optimizer_step` reports it
             return
-        if torch.equal(
-            expected, logps_gradient(self.services.objective, batch, scale)
-        ):  # else a hook uses random numbers
+        # If they differ, a hook uses random numbers.
+        if torch.equal(expected, logps_gradient(self.services.objective, batch, scale)):
             self.expected = expected
 
     def _tolerance(self) -> float:
@@ -157,9 +156,8 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
 
     def after_advantages(self, hook: Hook, advantages: Tensor) -> None:
         """Check generation batches in which rewards differ, until completions have non-zero advantages."""
-        if (
-            self.had_gradient or not hook.factory.custom
-        ):  # the kit's hooks give 0 only for a reason, such as tied rewards
+        # The kit's hooks give 0 only for a reason, such as tied rewards.
+        if self.had_gradient or not hook.factory.custom:
             return
         self.batches_without = 0 if advantages.any() else self.batches_without + 1
         if self.batches_without >= PATIENCE:
@@ -282,9 +280,8 @@ def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:
             bare = services.accelerator.unwrap_model(model)
             base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
             takes = inspect.signature(base.forward).parameters
-            keep = (
-                {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
-            )  # the logits of all tokens may not fit
+            # The logits of all tokens may not fit.
+            keep = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
             model_inputs = {
                 "input_ids": alone[None],
                 "attention_mask": torch.ones_like(alone)[None],

@@ -230,10 +230,8 @@ class Form:
             *values, draft = follow(sent)
             return [*values, *[gr.skip() if draft is None else draft] * len(drafts)]
 
-        options = UNSEEN | {
-            "trigger_mode": "always_last",
-            "queue": True,
-        }  # a state fires `change` only through the queue
+        # A state fires `change` only through the queue.
+        options = UNSEEN | {"trigger_mode": "always_last", "queue": True}
         self._listen(functools.partial(gr.on, triggers), call, [], [*outputs, *drafts], **options)
 
         def load(draft: Any) -> list[Any]:

@@ -333,9 +333,8 @@ def _near(left: Any, right: Any) -> bool:
     import sympy
 
     parts = (*left.as_real_imag(), *right.as_real_imag())
-    if all(
-        part == 0 or (part.is_Float and part._prec < 10) for part in parts
-    ):  # the tiny 1 / 2004! has 30 certain digits
+    # The tiny 1 / 2004! has 30 certain digits.
+    if all(part == 0 or (part.is_Float and part._prec < 10) for part in parts):
         return True
     return bool(abs(left - right) <= max(abs(left), abs(right)) * sympy.Float("1e-12"))
 

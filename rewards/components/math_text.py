@@ -23,10 +23,8 @@ from typing import NamedTuple
 MAX_NUMBER_CHARS = 200
 MAX_MATH_CHARS = 2_000
 _MAX_LAYERS = 30  # redundant brackets removed from around an answer
-_RELATIVE, _ABSOLUTE = (
-    Fraction(1, 10_000),
-    Fraction(5, 10_000_000),
-)  # largest difference of a decimal from the exact value
+# Largest differences of a decimal from the exact value.
+_RELATIVE, _ABSOLUTE = Fraction(1, 10_000), Fraction(5, 10_000_000)
 _NUMBER_CHARACTERS = frozenset("0123456789+-./\\frac{} eE^times*do")
 # Matching takes linear time: runs are bounded, and each begins after a character that is not a digit.
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?(?:\{(\d{1,20})\}|(\d))(?!\s?[\d.])")

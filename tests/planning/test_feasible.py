@@ -86,9 +86,8 @@ def test_vllm_gets_as_much_of_the_card_as_its_weights_need(shape: ModelShape, co
     memory = plan(config)
     assert memory.peak < room
     needed = 2 * large.parameters + 2 * large.lora_parameters(16, "all-linear") + 0.4 * 2**30
-    needed += (
-        2 * 2 * 64 * 2 * 640 + (2 * 64 + 4 * 384) * 2 * 4096
-    )  # the cache of a completion, and a pass of 4096 tokens
+    # The cache of a completion, and a pass of 4096 tokens.
+    needed += 2 * 2 * 64 * 2 * 640 + (2 * 64 + 4 * 384) * 2 * 4096
     assert memory.engine_lacks == pytest.approx(needed - 0.3 * room)
     changes = fixes(config, plan, room, "cuda")
     assert changes is not None

@@ -131,9 +131,8 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     small = replace(shared.workload, vllm_bytes=weights / 2)
     needed = 2 * 2 * 64 * 4 * 50  # the cache of a completion: keys and values, layers, width, bytes, tokens
     needed += 2 * shape.lora_parameters(8, "all-linear") + 0.4 * GIB
-    needed += (
-        (2 * shape.hidden + 4 * shape.intermediate) * 4 * 4096
-    )  # of 4096 tokens: residual, norm, gate, up, two products
+    # Of 4096 tokens: residual, norm, gate, up, two products.
+    needed += (2 * shape.hidden + 4 * shape.intermediate) * 4 * 4096
     assert plan_memory(shape, small).always["vLLM"] == pytest.approx(needed)
     assert plan_memory(shape, small).engine_lacks == pytest.approx(weights / 2 + needed)
     quantised = replace(small, four_bit=True)  # vllm-bnb-plugin stores a scale of 4 bytes for 64 weights
