@@ -389,8 +389,8 @@ def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str
     from kit.runner.prepare import longest_prompts
 
     try:
-        interaction, rows = load_tools(config.generation), load_data(config.data).train
-        return longest_prompts(config, tokenizer_of(config), rows, interaction), []
+        tokenizer, interaction = tokenizer_of(config), load_tools(config.generation)  # before rows, which may take a minute
+        return longest_prompts(config, tokenizer, load_data(config.data).train, interaction), []
     except Exception as error:  # `reset` of an environment may raise anything
         reason = str(error).partition(". ")[0]
         return {}, [f"prompts were not measured; they are taken to have {prompt_tokens(config)} tokens. ({reason}.)"]
