@@ -85,15 +85,19 @@ def parse_value(text: str) -> Any:
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set one `section.key=value` in `tree`. Items of lists are numbered from 0. Raises `ConfigError`."""
+    """Set one `section.key=value` in `tree`. Raises `ConfigError`."""
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"'{override}' is not an override; write section.key=value, e.g. optimisation.steps=50.")
-    value = parse_value(text)
-    *parents, leaf = key.strip().split(".")
+    set_value(tree, key.strip(), parse_value(text))
+
+
+def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key in `tree`. Items of lists are numbered from 0. Raises `ConfigError`."""
+    *parents, leaf = key.split(".")
     node: Any = tree
     for parent in parents:
-        slot: Any = _slot(node, parent, override)
+        slot: Any = _slot(node, parent, key)
         child = node[slot] if isinstance(node, list) else node.get(slot)
         if isinstance(child, str):  # a hook as a name alone: `clip: ppo_clip`, then `clip.eps_high=0.28`
             child = {"name": child}
@@ -101,15 +105,15 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
             child = {}
         node[slot] = child
         node = child
-    node[_slot(node, leaf, override)] = value
+    node[_slot(node, leaf, key)] = value
 
 
-def _slot(node: Any, part: str, override: str) -> str | int:
+def _slot(node: Any, part: str, key: str) -> str | int:
     if not isinstance(node, list):
         return part
     if part.isdigit() and int(part) < len(node):
         return int(part)
-    raise ConfigError(f"'{override}': '{part}' is no item of that list; it has {len(node)}, counted from 0.")
+    raise ConfigError(f"{key}: '{part}' is no item of that list; it has {len(node)}, counted from 0.")
 
 
 def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from kit.config import RunConfig, load_config, preset_names
-from kit.config.loading import apply_override, parse_yaml
+from kit.config.loading import parse_value, parse_yaml, set_value
 from kit.errors import ConfigError
 from kit.objective.recipes import changed_parts
 from kit.runs.files import to_json
@@ -99,18 +99,16 @@ class Draft:
     def tree(self) -> Tree:
         """Return all values with the changes, not validated: the form shows them even if some are wrong."""
         tree = copy.deepcopy(preset_tree(self.preset))
-        for override in self.overrides():
-            apply_override(tree, override)
+        for key, value in self.changes.items():
+            set_value(tree, key, copy.deepcopy(value))
         return tree
 
     def apply(self, overrides: list[str]) -> Draft:
         """Return the draft with overrides in the form of the command line, as plan and signal check suggest them."""
         draft = self
         for override in overrides:
-            tree: Tree = {}
-            apply_override(tree, override)
-            key = override.partition("=")[0].strip()
-            draft = draft.change(key, lookup(tree, key))
+            key, _, text = override.partition("=")
+            draft = draft.change(key.strip(), parse_value(text))
         return draft
 
     def overrides(self) -> list[str]:
