@@ -106,27 +106,27 @@ def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> Non
 
 @pytest.fixture
 def hacked() -> dict[int, float]:
-    """Held-out scores that are best at step 9 of 36 and then fall, while the training reward rises."""
-    return {0: 0.3, 9: 0.9, 18: 0.4, 27: 0.3, 36: 0.3}
+    """Held-out scores that are best at step 5 of 20 and then fall, while the training reward rises."""
+    return {0: 0.3, 5: 0.9, 10: 0.4, 15: 0.3, 20: 0.3}
 
 
 def test_the_alarm_warns_once(scripted: Any, hacked: dict[int, float]) -> None:
-    result = scripted(hacked, "evaluation.alarm=warn", "evaluation.every=9")
+    result = scripted(hacked, "evaluation.alarm=warn", "evaluation.every=5")
     alerts = [
         event for event in result.folder.events() if event["kind"] == "alert" and event["name"] == "reward_hacking"
     ]
-    assert [(event["step"], event["severity"]) for event in alerts] == [(27, "warning")]
+    assert [(event["step"], event["severity"]) for event in alerts] == [(15, "warning")]
     assert (result.folder.status()["state"], result.folder.status()["step"]) == ("finished", max(hacked))
-    assert "held-out greedy accuracy fell from 0.900 (step 9) to 0.300 (step 27)" in result.shown
+    assert "held-out greedy accuracy fell from 0.900 (step 5) to 0.300 (step 15)" in result.shown
 
 
 def test_the_alarm_stops_the_run(scripted: Any, hacked: dict[int, float]) -> None:
-    result = scripted(hacked, "evaluation.alarm=stop", "evaluation.every=9")
+    result = scripted(hacked, "evaluation.alarm=stop", "evaluation.every=5")
     status = result.folder.status()
-    assert (status["state"], status["step"]) == ("finished", 27)
-    assert status["reason"].startswith("reward hacking: held-out greedy accuracy fell from 0.900 (step 9) to 0.300")
-    assert kinds(result, "early_stop") == [("early_stop", 27)]
-    last = weights(result.folder.path / "checkpoint-27")
+    assert (status["state"], status["step"]) == ("finished", 15)
+    assert status["reason"].startswith("reward hacking: held-out greedy accuracy fell from 0.900 (step 5) to 0.300")
+    assert kinds(result, "early_stop") == [("early_stop", 15)]
+    last = weights(result.folder.path / "checkpoint-15")
     assert all((last[name] == value).all() for name, value in weights(result.folder.adapter).items())
 
 
