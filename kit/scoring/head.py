@@ -28,9 +28,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kit.errors import EnvironmentUnsupported
-from kit.models.libraries import TESTED_TRL
-
 log = logging.getLogger("kit")
 OUTPUTS = frozenset({"log_probs", "entropy"})
 """Outputs of TRL's head that this head computes, those that GRPO uses."""
@@ -607,20 +604,10 @@ def install_torch_logprob_kernel() -> None:
     """Install the dispatcher under TRL's fused head for the rest of the process. Calling it again changes nothing.
 
     Call it after `import unsloth`, if that is used, so that the dispatcher wraps Unsloth's CUDA kernel.
-
-    Raises:
-        EnvironmentUnsupported: the installed TRL has no such head.
+    `kit.models.libraries.check_trl` refuses other versions of TRL.
     """
-    import trl
     from trl.trainer import utils
 
-    for name in (_NAME, "add_fused_lm_head"):
-        if hasattr(utils, name):
-            continue
-        raise EnvironmentUnsupported(
-            f"trl {trl.__version__} has no trainer.utils.{name}; grpo-kit was tested with trl {TESTED_TRL}.*. "
-            "Install trl>=1.15,<1.16."
-        )
     current = getattr(utils, _NAME)
     if not isinstance(current, LogProbDispatcher):
         setattr(utils, _NAME, LogProbDispatcher(current))
