@@ -389,7 +389,8 @@ def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str
     from kit.runner.prepare import longest_prompts
 
     try:
-        tokenizer, interaction = tokenizer_of(config), load_tools(config.generation)  # before rows, which may take a minute
+        # The tokenizer comes first: if it is missing, the rows, which may take a minute, are not needed.
+        tokenizer, interaction = tokenizer_of(config), load_tools(config.generation)
         return longest_prompts(config, tokenizer, load_data(config.data).train, interaction), []
     except Exception as error:  # `reset` of an environment may raise anything
         reason = str(error).partition(". ")[0]
