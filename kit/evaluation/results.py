@@ -6,6 +6,7 @@ Everything is computed from files, so that a resumed run decides like an uninter
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,13 @@ from kit.runs.files import read_result
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
 
-RECORDED = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward"}
+RECORDED = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward", "held-out length": "greedy_tokens"}
 
 
 def problem_scores(result: Mapping[str, Any], key: str) -> list[float | None] | None:
     """Return the score `key` of every problem (None if its reward failed), or None if the result has no such column.
 
-    `key` is greedy_accuracy, greedy_reward, or pass@N with N up to the K samples of a problem.
+    `key` is greedy_accuracy, greedy_reward, held-out length, or pass@N with N up to the K samples of a problem.
     """
     table, k = result.get("per_problem") or {}, int(result.get("k") or 0)
     if key.startswith("pass@"):
@@ -63,11 +64,17 @@ def interval(estimate: Any) -> str:
 
 
 def scores_by_problem(result: Result, key: str) -> dict[str, float]:
-    """Return the score of each problem by its id, without problems whose reward failed."""
+    """Return the score of each problem by its id, without problems whose reward failed.
+
+    Equal problems are numbered: `a`, `b`, `a#2`.
+    """
     ids, values = (result.get("per_problem") or {}).get("id", []), problem_scores(result, key) or []
-    pairs = enumerate(zip(ids, values, strict=False))
-    # Two rows may be the same problem, so the key includes the index.
-    return {f"{problem}/{index}": value for index, (problem, value) in pairs if value is not None}
+    repeats, scores = Counter[str](), {}
+    for problem, value in zip(ids, values, strict=False):
+        repeats[problem] += 1
+        if value is not None:
+            scores[problem if repeats[problem] == 1 else f"{problem}#{repeats[problem]}"] = value
+    return scores
 
 
 def course(run: RunDir, until: int | None = None) -> list[Result]:

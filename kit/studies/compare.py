@@ -22,6 +22,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kit.errors import ConfigError
+from kit.evaluation.results import metric_key
 from kit.registry import did_you_mean
 from kit.report import charts
 from kit.report.page import page, piece
@@ -178,11 +179,8 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
     """The score of the verdict. Raises `ConfigError` with the common scores if not all runs have it."""
     runs = [run for runs_of in arms.values() for run in runs_of]
     shared = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
-    score = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
-    if score == "auto":
-        score = "greedy_accuracy" if "greedy_accuracy" in shared else "greedy_reward"
-    if score == "pass@k":
-        score = f"pass@{runs[0].settings['k']}"
+    requested = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
+    score = metric_key(requested, runs[0].settings["k"], checked="greedy_accuracy" in shared)
     options = [name for name in shared if name != "held-out length"]
     if score not in options:
         raise ConfigError(

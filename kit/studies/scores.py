@@ -6,9 +6,7 @@ It reads only files: scores, length, entropy, KL, time, memory, configuration, a
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 from kit.config.loading import leaves, read_yaml
 from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
-from kit.evaluation.results import course, problem_scores, value_of
+from kit.evaluation.results import course, scores_by_problem, value_of
 from kit.report.panels import Point, downsample
 from kit.runs.files import read_result
 from kit.runs.metrics import is_number, points
@@ -178,24 +176,9 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
 
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    table, k = evaluation["per_problem"], int(evaluation.get("k") or 1)
-    repeats: Counter[str] = Counter()
-    keys = []
-    for name in table["id"]:  # equal problems are numbered: `a`, `b`, `a#2`
-        repeats[name] += 1
-        keys.append(name if repeats[name] == 1 else f"{name}#{repeats[name]}")
-    scores = ("greedy_accuracy", "pass@1", f"pass@{k}", "greedy_reward")
-    columns: dict[str, Sequence[float | None]] = {key: problem_scores(evaluation, key) or [] for key in scores}
-    columns["held-out length"] = table.get("greedy_tokens") or []
-    return {
-        name: {
-            key: float(value)
-            for key, value in zip(keys, values, strict=True)
-            if value is not None and math.isfinite(value)
-        }
-        for name, values in columns.items()
-        if len(values) == len(keys) and any(value is not None for value in values)
-    }
+    names = ("greedy_accuracy", "pass@1", f"pass@{int(evaluation.get('k') or 1)}", "greedy_reward", "held-out length")
+    columns = {name: scores_by_problem(evaluation, name) for name in names}
+    return {name: scores for name, scores in columns.items() if scores}
 
 
 def compare_settings(arms: Arms, metric: str) -> list[str]:
