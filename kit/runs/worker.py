@@ -166,19 +166,23 @@ def call(
     return Outcome(CRASHED, RunError(text), False, code if code >= 0 else 128 - code)
 
 
-def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet: bool = False) -> dict[str, Any]:
-    """Runs a job and returns its result.
+class JobStopped(RunError):
+    """A job ended on request, without a result."""
 
-    Raises the job's error, and `RunError` with the text `stopped` if the job ended without a result.
+
+def call_for_result(module: str, request: dict[str, Any], stopped: str, **options: Any) -> dict[str, Any]:
+    """Runs a job and returns its result. `options`: keywords of `call`.
+
+    Raises the job's error, and `JobStopped` with the text `stopped` if the job ended without a result.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
         path = Path(folder, "result.json")
-        outcome = call(module, request | {"result": str(path)}, quiet=quiet)
+        outcome = call(module, request | {"result": str(path)}, **options)
         if outcome.error is not None:
             outcome.error.shown = outcome.shown
             raise outcome.error
         if outcome.code == STOPPED or not path.is_file():
-            raise RunError(stopped)
+            raise JobStopped(stopped)
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return result
 

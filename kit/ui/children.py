@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
-import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import KitError, RunError
 from kit.runs.lock import gpu_holder
-from kit.runs.worker import MOST_BYTES, STOPPED, Worker, as_error, call, environment
+from kit.runs.worker import MOST_BYTES, JobStopped, Worker, as_error, call_for_result, environment
 
 MODULE = "kit.planning.workbench"
 SECONDS = 120.0
@@ -199,21 +196,16 @@ class Jobs:
 
     def _work(self, job: Job, module: str, request: dict[str, Any]) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="grpo-kit-ui-") as folder:
-                result = Path(folder, "result.json")
-                outcome = call(
-                    module,
-                    request | {"result": str(result)},
-                    started=lambda pid: _set_pid(job, pid),
-                    on_line=lambda line: setattr(job, "line", line.strip() or job.line),
-                )
-                if outcome.error is not None:
-                    raise outcome.error
-                if outcome.code == STOPPED or not result.is_file():
-                    job.state = "stopped"
-                elif job.state == "running":
-                    job.result = json.loads(result.read_text(encoding="utf-8"))
-                    job.state = "done"
+            job.result = call_for_result(
+                module,
+                request,
+                "It was stopped before it had a result.",
+                started=lambda pid: _set_pid(job, pid),
+                on_line=lambda line: setattr(job, "line", line.strip() or job.line),
+            )
+            job.state = "done" if job.state == "running" else job.state
+        except JobStopped:
+            job.state = "stopped"
         except KitError as error:
             job.error = str(error)
             if "crashed with exit code" in job.error and job.line:
