@@ -284,12 +284,13 @@ def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
     """The known attacks around a training row's right answer, each scored next to a right and a wrong answer."""
     from kit.runner.prepare import build_reward
     from rewards import testing
+    from rewards.attacks import near_misses
     from rewards.samples import completion_text
 
     (row,) = pick(config, [int(request.get("row", 0))])
     preset = build_reward(config)
-    right = str(request.get("right") or row.get("reference") or "")
-    wrong = str(request.get("wrong") or another(right))
+    right = str(row.get("reference") or "")
+    wrong = next(iter(near_misses(right)), f"not {right}")
     style = str(request.get("style") or style_of(config))
     report = testing.check(preset, [{**row, "style": style, "right": right, "wrong": wrong}])
     return {
@@ -325,20 +326,19 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
 
     train = split_of(config).train
     places = random.Random(config.run.seed).sample(range(len(train)), min(AUDITED, len(train)))
-    report = audited(build_reward(config), pick(config, places), style=str(request.get("style") or style_of(config)))
-    return report.as_dict() | {"passed": report.passed}
+    return audited(build_reward(config), pick(config, places)).as_dict()
 
 
 def examples(config: RunConfig, request: Request) -> list[str]:
     """Example completions: right, wrong, right in another format, truncated."""
-    from rewards.attacks import render_answer
+    from rewards.attacks import near_misses, render_answer
 
     (row,) = pick(config, [int(request.get("row", 0))])
     right, style = str(row.get("reference") or "42"), style_of(config)
     answer_text = render_answer(style, right)
     return [
         answer_text,
-        render_answer(style, another(right)),
+        render_answer(style, next(iter(near_misses(right)), f"not {right}")),
         f"The answer is {right}.",
         answer_text[: max(1, 2 * len(answer_text) // 3)],
     ]
@@ -350,14 +350,6 @@ def style_of(config: RunConfig) -> str:
 
     examples = testing.golden(config.reward.preset) if config.reward.preset else []
     return str(next((row["style"] for row in examples if "style" in row), "answer"))
-
-
-def another(right: str) -> str:
-    """A wrong answer of the same kind."""
-    try:
-        return str(int(right) + 1)
-    except ValueError:
-        return "something else"
 
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:

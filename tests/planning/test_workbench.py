@@ -132,7 +132,7 @@ def test_a_reward_that_can_be_cheated_is_named(
     report = asked("attacks", cheated, row=0)
     assert not report["passed"]
     assert any("attack" in problem for problem in report["problems"])
-    audited = asked("audit", cheated, style="plain")
+    audited = asked("audit", cheated)
     assert not audited["passed"]
     assert {result["attack"]: result["paid"] for result in audited["results"]}["hedges"] == 12
 
