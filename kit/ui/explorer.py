@@ -16,7 +16,7 @@ from kit.runs.store import RunDir
 from kit.ui import completions
 from kit.ui import markup as m
 from kit.ui.completions import Group, Row
-from kit.ui.site import QUIET, Site
+from kit.ui.site import QUIET, Site, whole
 
 LONGEST, LONGEST_PROMPT = 6000, 3000
 """Characters of a completion and of a prompt that are shown; the file has all of them."""
@@ -163,13 +163,6 @@ def marked(text: str, search: str) -> Markup:
     return m.join(m.tag("mark", piece) if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def _whole(value: Any) -> int:
-    try:
-        return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
-    except (ValueError, OverflowError):
-        return 0
-
-
 class Explorer:
     """The tab. `look` with `inputs` fills `outputs`: [step, page, HTML]."""
 
@@ -188,13 +181,13 @@ class Explorer:
             if not files:
                 words = "Each step saves them unless run.save_completions is off."
                 return [gr.skip(), gr.Number(visible=False), m.empty("No completions saved", words)]
-            at = min(files, key=lambda each: abs(each - _whole(step))) if _whole(step) else max(files)
+            at = min(files, key=lambda each: abs(each - whole(step))) if whole(step) else max(files)
             if text:
                 pages, number, html = 1, 1, _searched(run, text)
             else:
                 groups = completions.groups(run, files[at])
                 pages = max(1, -(-len(groups) // GROUPS_A_PAGE))
-                number = min(max(1, _whole(page)), pages)
+                number = min(max(1, whole(page)), pages)
                 teach = sum(group.differs for group in groups)
                 words = f"Step {at:,}: {teach} of {len(groups)} groups teach" if groups else "This step has no rows."
                 note = m.note(words, "ok" if teach * 2 >= len(groups) else "warn")

@@ -21,7 +21,7 @@ from kit.ui import results, reward
 from kit.ui.children import Job
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
-from kit.ui.site import QUIET, SIGNAL, UNSEEN, Site
+from kit.ui.site import QUIET, SIGNAL, UNSEEN, Site, whole
 
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
@@ -61,12 +61,6 @@ def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
     form.results.append(shown)
     form.on(place.change, prompt, [place], [shown], **READING)
     return place, shown
-
-
-def whole(value: Any, most: int = 10_000_000) -> int:
-    """Return a whole number from 0 to `most` for any value that a browser sends."""
-    usable = isinstance(value, (int, float)) and value == value and abs(value) < 1e15
-    return min(most, max(0, int(value))) if usable else 0
 
 
 def prompt(sent: Sent, at: Any) -> str:

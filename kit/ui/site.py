@@ -93,6 +93,12 @@ def is_id(value: Any) -> bool:
     return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
 
 
+def whole(value: Any, most: int = 100_000_000) -> int:
+    """Return a whole number from 0 to `most` for any value that a browser sends."""
+    usable = isinstance(value, (int, float)) and value == value and abs(value) < 1e15
+    return min(most, max(0, int(value))) if usable else 0
+
+
 NO_RUNS = m.empty("No trained model yet", m.join([m.tag("a", "Train one", href="/new"), " first."]))
 """Shown by a screen that needs weights if there is no run."""
 
