@@ -116,6 +116,13 @@ def _slot(node: Any, part: str, key: str) -> str | int:
     raise ConfigError(f"{key}: '{part}' is no item of that list; it has {len(node)}, counted from 0.")
 
 
+def lookup(tree: Any, key: str) -> Any:
+    """The value of a dotted key; None if there is none."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of every leaf. A list and an empty mapping count as one value."""
     if isinstance(tree, Mapping) and tree:

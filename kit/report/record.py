@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kit.config.loading import lookup
 from kit.errors import RunError
 from kit.report.charts import number
 from kit.runs.metrics import is_number
@@ -35,10 +36,7 @@ class Record:
 
     def value(self, key: str) -> Any:
         """A value of the configuration by its dotted key; None if it is missing."""
-        value: Any = self.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+        return lookup(self.config, key)
 
 
 def read(run: RunDir) -> Record:

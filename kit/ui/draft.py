@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from kit.config import RunConfig, load_config, preset_names
-from kit.config.loading import parse_value, parse_yaml, set_value
+from kit.config.loading import lookup, parse_value, parse_yaml, set_value
 from kit.errors import ConfigError
 from kit.objective.recipes import changed_parts
 from kit.runs.files import to_json
@@ -143,13 +143,6 @@ def preset_tree(name: str) -> Tree:
 
 _UNSAFE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """Characters that YAML refuses or takes for a line end, or that a shell does not pass on."""
-
-
-def lookup(tree: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if there is none."""
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def from_yaml(text: str, settings: Settings) -> Draft:

@@ -19,10 +19,10 @@ import gradio as gr
 import yaml
 
 from kit.config import RunConfig
-from kit.config.loading import parse_value
+from kit.config.loading import lookup, parse_value
 from kit.errors import ConfigError, KitError
 from kit.ui import markup as m
-from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, has_aliases, lookup, preset_tree
+from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, has_aliases, preset_tree
 from kit.ui.site import QUIET, UNSEEN, Site
 
 NULL = "null"

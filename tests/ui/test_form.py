@@ -9,7 +9,8 @@ import gradio as gr
 import pytest
 
 from kit.config import RunConfig, load_config, preset_names
-from kit.ui.draft import Draft, lookup
+from kit.config.loading import lookup
+from kit.ui.draft import Draft
 from kit.ui.form import Form, read, shown
 from kit.ui.new_run import build
 from kit.ui.settings import Settings
