@@ -22,9 +22,6 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Return the probability that at least one of `k` draws without replacement from `samples` is among the `correct` ones.
