@@ -18,17 +18,16 @@ from markupsafe import Markup
 from kit.errors import RunError
 from kit.report.panels import (
     MOST_POINTS,
-    Evaluations,
-    Metrics,
     Numbers,
     Panel,
-    Point,
     Series,
     columns_of,
     downsample,
     panels,
     trend,
 )
+from kit.runs.files import one_line
+from kit.runs.metrics import Evaluations, Metrics, Point
 
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 170.0, 48.0, 12.0, 30.0, 38.0
 COLORS = ("#2563a8", "#c2570c", "#2e7d4f", "#7c4db3", "#b3322f", "#5b6472")
@@ -121,7 +120,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, re
         body.append(_line(place(reference), TOP, place(reference), bottom, "mark"))
     for index, (label, value, low, high) in enumerate(finite):
         y = TOP + 40 * index + 29
-        body.append(_text(14, y - 14, _short(label, 38), strong=True))
+        body.append(_text(14, y - 14, one_line(label, 38), strong=True))
         body.append(_text(WIDTH - 14, y - 14, f"{number(value)} [{number(low)}, {number(high)}]", "end"))
         body.append(_stroke(f'<line x1="{place(low):.1f}" y1="{y}" x2="{place(high):.1f}" y2="{y}" ', 0, 3))
         body.append(_dot(place(value), y, 0, 4.5))
@@ -182,7 +181,7 @@ def _legend(names: list[str]) -> tuple[list[Markup], float]:
     if len(names) == 1:
         return [], TOP + 20
     for color, name in enumerate(names):
-        text = _short(name, 34)
+        text = one_line(name, 34)
         width = 22 + len(text) * LETTER + 10
         if x + width > WIDTH and x > 8:
             x, y = 8.0, y + 16
@@ -237,7 +236,7 @@ def _svg(title: str, words: str, height: float, body: Sequence[Markup]) -> Marku
         'font-family="system-ui,sans-serif" font-size="11.5"><title>{}</title><desc>{}</desc>'
     ).format(WIDTH, round(height), title, words)
     heading = Markup('<text x="8" y="17" class="heading" font-size="13.5" font-weight="600">{}</text>').format(
-        _short(title, 54)
+        one_line(title, 54)
     )
     return head + heading + Markup("").join(body) + Markup("</svg>")
 
@@ -266,10 +265,6 @@ def _dot(x: float, y: float, color: int, radius: float = 3.0, words: str = "") -
 def _color(index: int) -> str:
     index %= len(COLORS)
     return f"var(--series{index + 1},{COLORS[index]})"
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.runs.metrics import is_number, placed
+from kit.runs.metrics import Evaluations, Metrics, Point, is_number, placed
 
-Point = tuple[float, float]
 Range = tuple[float, float, float]  # (x, low, high)
 Numbers = NDArray[np.float64]
-Metrics = Sequence[Mapping[str, Any]]
-Evaluations = Mapping[str, Mapping[str, Any]]
 
 MOST_POINTS = 500
 """Maximum number of drawn points of a series."""
@@ -133,7 +130,7 @@ MACHINES: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
 
 def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Panel]:
     """The charts with values, the most important first. columns: see `columns_of`."""
-    x = steps_of(columns)
+    x = columns["step"] if columns else np.zeros(0)
 
     def series(name: str, *keys: str, factor: float = 1.0, band: Sequence[Numbers] = ()) -> list[Series]:
         """A series of the first key with values, or none."""
@@ -212,13 +209,6 @@ def columns_of(metrics: Metrics) -> dict[str, Numbers]:
     rows = [steps[step] | {"step": step} for step in sorted(steps)]
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: np.array([row.get(key, math.nan) for row in rows], float) for key in keys}
-
-
-def steps_of(columns: Mapping[str, Numbers]) -> Numbers:
-    """The optimiser step of every line; its index if it has none."""
-    places = np.arange(1, max(map(len, columns.values()), default=0) + 1, dtype=np.float64)
-    steps = columns.get("step")
-    return places if steps is None else np.where(np.isfinite(steps), steps, places)
 
 
 def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:

@@ -18,9 +18,9 @@ from kit.config.loading import leaves, read_yaml
 from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.results import course, scores_by_problem, value_of
-from kit.report.panels import Point, downsample
+from kit.report.panels import downsample
 from kit.runs.files import read_result
-from kit.runs.metrics import is_number, points
+from kit.runs.metrics import Point, is_number, points
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, difference, scalar_difference
 
