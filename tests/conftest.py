@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import warm_processes
+from tiny_qwen import tiny_run
 
 import kit  # noqa: F401  (before torch, so that its threads sleep while they wait, here and in child processes)
 
@@ -147,24 +148,7 @@ def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def tree(model_folder: Path, tmp_path: Path) -> Tree:
-    """Configuration of a run of two steps of eight completions, without evaluation, with a checkpoint at the end only.
-
-    Nine tokens are enough for an answer, and some completions end earlier. With six, all rewards are 0 and nothing trains.
-    """
-    return {
-        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
-        "data": {
-            "source": "reasoning-gym:chain_sum",
-            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-            "limit": 40,
-            "heldout": 8,
-        },
-        "reward": {"preset": "reasoning-gym"},
-        "generation": {"num_generations": 4, "max_completion_tokens": 9},
-        "optimisation": {"steps": 2, "batch_size": 8, "learning_rate": 1e-3},
-        "evaluation": {"before": False, "after": False, "prompts": 4, "k": 2},
-        "run": {"id": "it", "root": str(tmp_path / "runs"), "threads": 1, "save_every": 0},
-    }
+    return tiny_run(model_folder, tmp_path / "runs")
 
 
 @dataclass

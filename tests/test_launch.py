@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_qwen import tiny_run
 
 from kit.config import load_config
 from kit.errors import ConfigError
@@ -111,21 +112,16 @@ def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> di
     """A run `two` of two processes, stopped at step 2 by a SIGTERM to the second and resumed, and a run `one` of one process."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "mishaps.py").write_text(MISHAPS)
-    tree = {
-        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
-        "data": {
-            "source": "reasoning-gym:chain_sum",
-            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-            "limit": 40,
-            "heldout": 4,
-        },
-        "reward": {"functions": [{"path": f"{folder}/mishaps.py:score"}]},
-        "objective": {"regularizers": [{"name": "kl", "coef": 0.1}]},
-        "generation": {"num_generations": 8, "max_completion_tokens": 12},
-        "optimisation": {"steps": 3, "batch_size": 16, "learning_rate": 1e-3, "micro_batch_size": 4},
-        "evaluation": {"before": True, "after": False, "every": 1, "prompts": 2, "k": 1},
-        "run": {"root": str(folder / "runs"), "threads": 1, "save_every": 0},
-    }
+    tree = tiny_run(
+        model_folder,
+        folder / "runs",
+        data={"heldout": 4},
+        reward={"preset": None, "functions": [{"path": f"{folder}/mishaps.py:score"}]},
+        objective={"regularizers": [{"name": "kl", "coef": 0.1}]},
+        generation={"num_generations": 8, "max_completion_tokens": 12},
+        optimisation={"steps": 3, "batch_size": 16, "micro_batch_size": 4},
+        evaluation={"before": True, "every": 1, "prompts": 2, "k": 1},
+    )
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from forked_runs import Forks, Tree, different, trace
+from tiny_qwen import tiny_run
 
 from kit.cli.runs import ending
 from kit.runs.stopping import stop
@@ -91,29 +92,23 @@ def steady(base: Path, model_folder: Path) -> Tree:
     Several epochs, steps on old completions, accumulation, dropout, a controller, a learning-rate schedule, evaluations, and one
     checkpoint at a time.
     """
-    return {
-        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
-        "data": {
-            "source": "reasoning-gym:chain_sum",
-            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-            "limit": 10,
-            "heldout": 5,
-        },
-        "reward": {"preset": "reasoning-gym"},
-        "objective": {"recipe": "grpo", "regularizers": [STEERED]},
-        "generation": {"num_generations": 4, "max_completion_tokens": 9},
-        "optimisation": {
+    return tiny_run(
+        model_folder,
+        base / "runs",
+        model={"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+        data={"limit": 10, "heldout": 5},
+        objective={"recipe": "grpo", "regularizers": [STEERED]},
+        optimisation={
             "steps": 7,
-            "batch_size": 8,
             "micro_batch_size": 4,
             "iterations": 2,
             "learning_rate": 5e-3,
             "schedule": "cosine",
             "warmup_steps": 2,
         },
-        "evaluation": {"before": True, "after": True, "every": 3, "prompts": 4, "k": 2},
-        "run": {"id": "x", "root": str(base / "runs"), "threads": 1, "save_every": 2, "keep_checkpoints": 1},
-    }
+        evaluation={"before": True, "after": True, "every": 3},
+        run={"id": "x", "save_every": 2, "keep_checkpoints": 1},
+    )
 
 
 Named = Callable[..., Tree]

@@ -1,4 +1,4 @@
-"""Tiny random Qwen3 models with the tokenizers of the embedded models, and the settings of most tests."""
+"""Tiny random Qwen3 models with the tokenizers of the embedded models, and settings and configurations of most tests."""
 
 from __future__ import annotations
 
@@ -75,6 +75,29 @@ def tiny_settings(tokenizer: Any, folder: Path) -> dict[str, Any]:
         "save_strategy": "no",
         "disable_tqdm": True,
     }
+
+
+def tiny_run(model_folder: Path, root: Path, **changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run of two steps of eight completions, with changes by section.
+
+    It has no evaluation, and a checkpoint at the end only. Nine tokens are enough for an answer, and some completions end
+    earlier. With six, all rewards are 0 and nothing trains.
+    """
+    tree: dict[str, dict[str, Any]] = {
+        "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
+        "data": {
+            "source": "reasoning-gym:chain_sum",
+            "task_params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+            "limit": 40,
+            "heldout": 8,
+        },
+        "reward": {"preset": "reasoning-gym"},
+        "generation": {"num_generations": 4, "max_completion_tokens": 9},
+        "optimisation": {"steps": 2, "batch_size": 8, "learning_rate": 1e-3},
+        "evaluation": {"before": False, "after": False, "prompts": 4, "k": 2},
+        "run": {"id": "it", "root": str(root), "threads": 1, "save_every": 0},
+    }
+    return {section: tree.get(section, {}) | changes.get(section, {}) for section in [*tree, *changes]}
 
 
 def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
