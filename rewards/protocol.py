@@ -153,16 +153,21 @@ class ItemComponent(ABC):
         scores = []
         for sample in samples:
             start = time.perf_counter()
-            try:
-                score = self.score_one(sample, ctx)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
-                score = Score(None, "error", {"reason": failure_reason(failure)})
+            score = guarded(self.score_one, sample, ctx)
             if isinstance(score, Score):  # `settle` makes other objects an error
                 score = replace(score, seconds=time.perf_counter() - start)
             scores.append(score)
         return scores
+
+
+def guarded(step: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call, or a score with the status `error` and the reason if it raises."""
+    try:
+        return step(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
+        return Score(None, "error", {"reason": failure_reason(failure)})
 
 
 def failure_reason(failure: BaseException) -> str:

@@ -115,7 +115,7 @@ class ChatModels:
 
         started, most = time.perf_counter(), question.sampling["max_tokens"]
         model = self.tuned if side == "tuned" else self.base
-        limit = getattr(self.source.files.config, "max_position_embeddings", None)
+        limit = self.source.files.context
 
         def check_length(prompt: int) -> None:
             if limit is not None and prompt + most > limit:

@@ -273,9 +273,8 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
     base = BaseModel(chosen.to_list(), *arguments, interaction=parts.interaction, processor=parts.files.processor)
     base.half = autocast_dtype(config.model, parts.files.backend)
     sampled = base.sample(model, progress)
-    context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
     longest = config.data.max_prompt_tokens or max(lengths_of(parts.files.tokenizer, chosen, parts.interaction))
-    room = None if context is None else context - longest
+    room = None if parts.files.context is None else parts.files.context - longest
     lowest = sum(weight * component.floor for component, weight in parts.preset.components)
     result = describe(config, sampled, rows=available, room=room, lowest=lowest)
     result["samples"] = [show_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]

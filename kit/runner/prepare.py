@@ -352,8 +352,7 @@ def trial_samples(
 
 def check_prompts(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
     """Raises `ConfigError` if prompts do not fit into the context, or the template ignores the system message."""
-    context = getattr(files.config.get_text_config(), "max_position_embeddings", None)
-    prompt, completion = config.data.max_prompt_tokens, config.generation.max_completion_tokens
+    context, prompt, completion = files.context, config.data.max_prompt_tokens, config.generation.max_completion_tokens
     beyond = 0 if context is None else (prompt or 0) + completion - context
     template = files.family.template if files.family is not None else None
     dropped = template is not None and not template.system and config.data.chat and len(data.train) > 0

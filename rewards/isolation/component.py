@@ -8,7 +8,7 @@ from typing import Any
 
 from rewards.isolation.cache import component_key, recall, remember
 from rewards.isolation.pool import Outcome, Task, shared_pool
-from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
+from rewards.protocol import Context, ItemComponent, Sample, Score, guarded
 
 # Fields that do not affect the result.
 _NOT_CONTENT = frozenset({"deadline", "memory_mb", "budget"})
@@ -52,7 +52,7 @@ class IsolatedComponent(ItemComponent):
         tasks: dict[int, Task] = {}
         for position, sample in enumerate(samples):
             start = time.perf_counter()
-            score = self._guarded(self.task, sample, ctx)
+            score = guarded(self.task, sample, ctx)
             if isinstance(score, Task):
                 tasks[position] = score
                 score = Score(None, "error")  # replaced by the outcome below
@@ -74,17 +74,9 @@ class IsolatedComponent(ItemComponent):
             outcome = outcomes[key]
             start, task_seconds = time.perf_counter(), scores[position].seconds or 0.0
             if outcome.status == "ok":
-                score = self._guarded(self.verdict, samples[position], outcome.value)
+                score = guarded(self.verdict, samples[position], outcome.value)
             else:
                 score = Score(None, outcome.status, {**tasks[position].info, "reason": outcome.reason})
             seconds = task_seconds + outcome.seconds + time.perf_counter() - start
             scores[position] = replace(score, seconds=seconds) if isinstance(score, Score) else score
         return scores
-
-    def _guarded(self, step: Any, sample: Sample, argument: Any) -> Any:
-        try:
-            return step(sample, argument)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
-            return Score(None, "error", {"reason": failure_reason(failure)})
