@@ -6,7 +6,6 @@ import copy
 import functools
 import gc
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 import warm_processes
+from scripts import load_script
 from tiny_qwen import tiny_run
 
 import kit  # noqa: F401  (before torch, so that its threads sleep while they wait, here and in child processes)
@@ -114,12 +114,7 @@ def cold_processes() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def embedded_models() -> Any:
     """The script benchmarks/embedded_models.py as a module."""
-    spec = importlib.util.spec_from_file_location("embedded_models", ROOT / "benchmarks/embedded_models.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/embedded_models.py")
 
 
 @pytest.fixture(scope="session")

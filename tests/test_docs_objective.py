@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 from kit import objective
 from kit.cli.objective import KINDS
@@ -45,11 +45,7 @@ def table(title: str, head: str) -> list[list[str]]:
 
 
 def test_the_generated_page_has_every_recipe_hook_and_schedule() -> None:
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs/site/pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
+    pages = load_script("docs/site/pages.py")
     rows = re.findall(r"^\| `(\w+)(?:\([^`]*\))?` \| (.+) \|$", pages.hooks(), re.MULTILINE)
     names = [name for kind in KINDS for name in getattr(objective, f"{kind}s")]
     assert sorted(name for name, _ in rows) == sorted([*recipe_names(), *names, *schedules])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from code_blocks import ROOT, pages
+from scripts import load_script
 
 DOCS = ROOT / "docs"
 LINKED = [*pages(), ROOT / "CHANGELOG.md"]
@@ -19,12 +19,7 @@ FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 @cache
 def written_with_the_site() -> dict[str, Callable[[], str]]:
     """Functions that write the pages that exist only on the site, by path below docs/."""
-    spec = importlib.util.spec_from_file_location("pages", DOCS / "site/pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return dict(module.PAGES)
+    return dict(load_script("docs/site/pages.py").PAGES)
 
 
 def exists(page: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,18 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "docs" / "site" / "mkdocs.yml"
-
-
-def load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_reference_has_every_key_of_the_configuration() -> None:
@@ -34,7 +25,7 @@ def test_the_reference_has_every_key_of_the_configuration() -> None:
             names += keys(value, f"{prefix}{name}.") if isinstance(value, Section) else [f"{prefix}{name}"]
         return names
 
-    page = load(ROOT / "docs/site/pages.py").configuration()
+    page = load_script("docs/site/pages.py").configuration()
     rows = {row.group(1): row.group(0) for row in re.finditer(r"^\| `([\w.]+)` \|.*$", page, re.MULTILINE)}
     assert set(keys(RunConfig())) == set(rows)
     assert all(len(re.split(r"(?<!\\)\|", row)) == 6 for row in rows.values()), "bars in cells must be escaped"
@@ -47,7 +38,7 @@ def test_the_reference_has_every_verb() -> None:
 
     from kit.cli.app import app
 
-    page = load(ROOT / "docs/site/pages.py").command_line()
+    page = load_script("docs/site/pages.py").command_line()
     command: Any = get_command(app)
     for name, verb in command.commands.items():
         for inner in getattr(verb, "commands", {"": None}):
@@ -55,7 +46,7 @@ def test_the_reference_has_every_verb() -> None:
 
 
 def test_the_page_of_files_has_a_sentence_for_each() -> None:
-    page = load(ROOT / "docs/site/pages.py").files()
+    page = load_script("docs/site/pages.py").files()
     assert "| `train.py` | The main loop" in page
     rows = set(re.findall(r"^\| `(\w+\.py)` \| \S.* \|$", page, re.MULTILINE))
     modules = {path.name for part in ("kit", "rewards") for path in (ROOT / part).rglob("*.py")}
@@ -65,7 +56,7 @@ def test_the_page_of_files_has_a_sentence_for_each() -> None:
 
 @pytest.mark.docs
 def test_the_pictures_are_what_the_code_draws() -> None:
-    assert load(ROOT / "docs/draw_concepts.py").differences() == [], "run: python docs/draw_concepts.py"
+    assert load_script("docs/draw_concepts.py").differences() == [], "run: python docs/draw_concepts.py"
 
 
 @pytest.fixture(scope="session")

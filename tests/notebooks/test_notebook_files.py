@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = [path.stem for path in sorted((FOLDER / "scripts").glob("*.py"))]
-
-
-def load_maker() -> Any:
-    spec = importlib.util.spec_from_file_location("make_notebooks", FOLDER / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def cells(name: str, kind: str) -> list[str]:
@@ -41,7 +33,7 @@ def test_there_are_ten() -> None:
 
 
 def test_they_are_what_their_scripts_give() -> None:
-    assert load_maker().differences() == [], "run: python notebooks/make.py"
+    assert load_script("notebooks/make.py").differences() == [], "run: python notebooks/make.py"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import yaml
+from scripts import load_script
 from typer.testing import CliRunner
 
 from kit.cli.app import app
@@ -83,11 +83,7 @@ def test_steps_are_counted_in_batches_there(run: Tree, tmp_path: Path) -> None:
 
 
 def written_reward(folder: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("theirs", folder / "grpo_kit_rewards.py")
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module.compute_score
+    return load_script(folder / "grpo_kit_rewards.py").compute_score
 
 
 @pytest.mark.parametrize("own", [True, False])

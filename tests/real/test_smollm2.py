@@ -5,7 +5,6 @@ Everything here runs on the CPU in float32. The model comes from the package llm
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -77,12 +77,7 @@ def adapter_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def real_model() -> ModuleType:
     """The script benchmarks/real_model.py as a module."""
-    spec = importlib.util.spec_from_file_location("real_model", ROOT / "benchmarks/real_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/real_model.py")
 
 
 @pytest.fixture(scope="module")

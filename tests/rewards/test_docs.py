@@ -1,11 +1,11 @@
 """Presets have complete docstrings, from which the site makes their pages, and every example runs."""
 
 import doctest
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from scripts import load_script
 
 import rewards
 from rewards import presets
@@ -14,16 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
-
-
-def load_generator():
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs/site/pages.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generator = load_generator()
+generator = load_script("docs/site/pages.py")
 
 
 @pytest.mark.parametrize("name", rewards.names())

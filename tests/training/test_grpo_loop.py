@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import load_script
 
 import rewards
 from kit import HookedGRPOTrainer
@@ -24,11 +24,7 @@ PATH = Path(__file__).parents[2] / "examples/grpo_loop.py"
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The example as a module, with small groups and one update."""
-    spec = importlib.util.spec_from_file_location("grpo_loop", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(PATH)
     for name, value in {"GROUP": 4, "UPDATES": 1, "MAX_TOKENS": 16}.items():
         monkeypatch.setattr(module, name, value)
     return module
