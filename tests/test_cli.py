@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import run
 
-from kit.cli import app as cli
 from kit.config import load_config
 from kit.runs.worker import Outcome
 
@@ -20,13 +19,6 @@ from kit.runs.worker import Outcome
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, list(arguments))
-    assert result.exit_code == code, (result.output, result.exception)
-    assert "Traceback" not in result.output
-    return result.output
 
 
 def write(name: str, text: str) -> str:

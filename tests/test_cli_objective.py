@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from command_line import run
 
 from kit import objective
-from kit.cli import app as cli
 from kit.cli.objective import KINDS
 from kit.objective.batch import TOKEN_FIELDS
 from kit.objective.hook import ENTROPY_IN_LOSS
@@ -77,13 +76,6 @@ def _in_a_folder_with_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("my.py").write_text(SIGN_CLIP)
     Path("others.py").write_text(OTHERS)
     Path("broken.py").write_text("def sign_clip(batch:\n    return 1\n")
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, list(arguments))
-    assert result.exit_code == code, (result.output, result.exception)
-    assert "Traceback" not in result.output
-    return result.output
 
 
 def results(output: str) -> dict[str, str]:

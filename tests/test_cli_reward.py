@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import command_line
 import pytest
-from typer.testing import CliRunner
 
 import rewards
-from kit.cli import app as cli
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +17,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, ["reward", *arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    assert "Traceback" not in result.output
-    return result.output
+    return command_line.run("reward", *arguments, code=code)
 
 
 def rows(*records: dict[str, object]) -> str:

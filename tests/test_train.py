@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from patience import wait_for
 
 import kit
 from kit.config import load_config
@@ -181,7 +181,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
     killed = grpo_kit("train", "quickstart", "-o", "run.id=killed", *plain)
     try:
         ended, two = RunDir(Path("runs/stopped")), RunDir(Path("runs/killed"))
-        wait_for(lambda: ended.metrics() and two.metrics())
+        wait_for(lambda: ended.metrics() and two.metrics(), 200.0)
         os.kill(two.status()["pid"], signal.SIGKILL)
         stopped.send_signal(signal.SIGINT)
         shown, errors = stopped.communicate(timeout=60)
@@ -199,13 +199,6 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
         for process in (stopped, killed):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait_for(what: Any, seconds: float = 200.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.2)
 
 
 # --- the same numbers -------------------------------------------------------------------------------------------------

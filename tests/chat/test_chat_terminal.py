@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from typer.testing import CliRunner
 
-from kit.cli import app as cli
 from kit.config import load_config
 from kit.errors import ConfigError
 from kit.runs.store import RunStore
@@ -64,9 +63,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSession:
 
 
 def chat(*arguments: str, lines: str = "", code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, ["chat", "it", *arguments], input=lines)
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+    return command_line.run("chat", "it", *arguments, code=code, lines=lines)
 
 
 def test_one_question_shows_both_answers_with_their_rewards(session: FakeSession) -> None:

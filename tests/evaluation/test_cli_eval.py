@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 from exporting_runs import finished_run
-from typer.testing import CliRunner
 
 import kit.api
-from kit.cli import app as cli
 from kit.runs.store import RunDir
 
 
@@ -33,9 +32,7 @@ def sent(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def evaluate(run: RunDir, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, ["eval", "it", "--root", str(run.path.parent), *arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+    return command_line.run("eval", "it", "--root", str(run.path.parent), *arguments, code=code)
 
 
 def test_the_result_is_scored_with_what_was_changed(run: RunDir, sent: list[dict[str, Any]]) -> None:

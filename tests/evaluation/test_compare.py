@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import command_line
 import numpy as np
 import pytest
 from study_runs import draw, make_run
-from typer.testing import CliRunner
 
-from kit.cli import app as cli
 from kit.errors import ConfigError, RunError
 from kit.studies.compare import compare_runs
 
@@ -35,9 +34,7 @@ def ids(*arms: str) -> list[str]:
 
 
 def command(root: Path, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, ["compare", *arguments, "--root", str(root)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+    return command_line.run("compare", *arguments, "--root", str(root), code=code)
 
 
 def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
 from exporting_runs import finished_run
-from typer.testing import CliRunner
 
 from kit.api import Run
-from kit.cli import app as cli
 from kit.export import request as face
 from kit.runs.store import RunDir
 
@@ -36,9 +35,7 @@ def sent(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def export(run: RunDir, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(cli.app, ["export", "it", "--root", str(run.path.parent), *arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+    return command_line.run("export", "it", "--root", str(run.path.parent), *arguments, code=code)
 
 
 def test_what_was_asked_reaches_the_process(run: RunDir, sent: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from patience import wait_for
 
 pytest.importorskip("playwright")
 from playwright.sync_api import Browser, BrowserContext, Locator, expect
@@ -98,14 +99,6 @@ def fill(tab: Tab, key: str, value: str) -> None:
 
 def status(page: Any, run_id: str) -> dict[str, Any]:
     return dict(json.loads((page.root / run_id / "status.json").read_text()))
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.2)
-    return result
 
 
 def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Callable[..., Tab]) -> None:
