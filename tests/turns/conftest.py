@@ -98,10 +98,3 @@ SCRIPT = [
     ["<answer>84</answer><|im_end|>", "<answer>?</answer><|im_end|>", "<answer>1"],
 ]
 """One call that is answered; none; one that fails; one whose answer is cut."""
-
-
-def generated(trainer: Any) -> dict[str, Any]:
-    """One generation batch with scores, before it is shuffled."""
-    trainer.model.train()
-    output: dict[str, Any] = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
-    return output

@@ -17,7 +17,8 @@ from kit.generation.multi_turn import MultiTurnSampler, environment_rewards, own
 from kit.generation.prompts import count_tokens, lengths_of
 from kit.generation.tools import ToolSetup, open_row
 from kit.runner.prepare import with_prompt_limit
-from tests.turns.conftest import QUESTION, SCRIPT, generated
+from tests.training.rollouts import generated
+from tests.turns.conftest import QUESTION, SCRIPT
 
 ROWS = [{"prompt": QUESTION, "reference": "84"}] * 4
 

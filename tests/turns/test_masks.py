@@ -14,7 +14,8 @@ from kit.objective import Objective
 from kit.objective.recipes import recipe_names
 from kit.runner.recording import columns
 from kit.trainer.teacher import TEACHER_NEEDS
-from tests.turns.conftest import QUESTION, SCRIPT, call, generated
+from tests.training.rollouts import generated
+from tests.turns.conftest import QUESTION, SCRIPT, call
 
 NewTrainer = Callable[..., Any]
 ROW = {"prompt": QUESTION, "reference": "84"}
