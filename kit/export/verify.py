@@ -49,6 +49,8 @@ class Measured:
     computed: str
     answers: Answers
     base_logps: list[list[float]] | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Keys of `model` that differed from the run's."""
 
 
 def measure(source: Source, rows: list[dict[str, Any]], longest: int, **changes: Any) -> Measured:
@@ -72,7 +74,7 @@ def measure(source: Source, rows: list[dict[str, Any]], longest: int, **changes:
             f"The trained model does not fit into memory ({first_line(error)}), so the export cannot be verified. Free the "
             "GPU, verify on the CPU (CUDA_VISIBLE_DEVICES= before the command), or skip the verification with --no-verify."
         ) from error
-    return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), answers, base_logps)
+    return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), answers, base_logps, changes)
 
 
 @dataclass
@@ -171,7 +173,7 @@ def _open(
         return open_gguf(source, written.gguf, device, measured.ends, getattr(torch, measured.computed))
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=source.config.model.trust_remote_code)
     if export_format == "adapter":
-        return put_on(source.load_base(), folder), tokenizer, []
+        return put_on(source.load_base(**measured.changes), folder), tokenizer, []
     # Compute in the dtype of the source, with the stored weights.
     model, info = load_plain(source, str(folder), dtype=getattr(torch, measured.computed), output_loading_info=True)
     model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -339,6 +339,11 @@ def test_a_16_bit_source_that_does_not_fit_the_gpu_is_measured_on_the_cpu(
     assert devices == ["cuda", "cpu"]
     assert on_a_gpu.files.backend.device == "cpu"
     assert "verified on the CPU" in on_a_gpu.notes[0]
+    # An adapter is loaded as the source was measured: float16 needs a GPU.
+    measured = job._measure(on_a_gpu, {**request, "format": "adapter"}, Reporter(quiet=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(source.config.model, "dtype", "float16")
+        assert verify(on_a_gpu, measured, source.weights, "adapter", Written("float32")).comparison
     monkeypatch.setattr(source.config.model, "load_in_4bit", True)
     with pytest.raises(ModelError, match="CUDA out of memory"):  # 4-bit weights fitted in training
         job._measure(
