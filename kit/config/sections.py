@@ -110,7 +110,8 @@ class DataConfig(Section):
     chat: bool = True
     """Send a text prompt as a user message through the chat template. False: send the text unchanged."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Arguments of the chat template, e.g. {enable_thinking: false}. Exports store them as the template's defaults."""
+    """Arguments of the chat template, e.g. {enable_thinking: false}. Exports store them as the template's defaults, a GGUF
+    file as fixed values where llama.cpp would switch thinking on."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Most rows to use, training and held-out together. Null: all."""
     heldout: Annotated[int, Field(ge=0)] = 200

@@ -48,6 +48,7 @@ SHAPES = {
 PREDICTING = ("qwen3_5", "qwen3_next")
 """Prefixes of the model types with layers for multi-token prediction. transformers drops these layers, but the converter declares
 them, and llama.cpp refuses a file that lacks them."""
+THINKING = "enable_thinking"
 BINARIES = ("", "build/bin", "build/bin/Release", "bin")
 
 
@@ -133,6 +134,19 @@ def add_sentencepiece(source: Source, model: Path) -> None:
     path.write_text(json.dumps(settings), encoding="utf-8")
 
 
+def file_template(tokenizer: Any) -> Any:
+    """The chat template for a GGUF file, in which thinking stays off if it was off in training.
+
+    llama.cpp sets `enable_thinking` to true unless a request says otherwise (common/chat.cpp), so a default in the template has
+    no effect there. transformers and vLLM leave it undefined.
+    """
+    template = tokenizer.chat_template
+    if THINKING not in (template or ""):
+        return template
+    plain, on, off = (_render(tokenizer, ["user"], True, **kw) for kw in ({}, {THINKING: True}, {THINKING: False}))
+    return f"{{%- set {THINKING} = false -%}}{template}" if plain == off != on else template
+
+
 def convert(
     tools: Tools, model: Path, target: Path, quantization: str, dtype: str, name: str, model_type: str = ""
 ) -> None:
@@ -189,7 +203,7 @@ def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int], dtyp
     model = load_plain(source, str(path.parent), **options).to(device).eval()
     trained = source.tokenizer
     faults = check_shapes(header, config)
-    if header.get("tokenizer.chat_template") != (trained.chat_template or None):
+    if header.get("tokenizer.chat_template") != (file_template(trained) or None):
         faults.append("the chat template in the file differs from training")
     end = header.get("tokenizer.ggml.eos_token_id")
     if end not in ends:
@@ -315,9 +329,9 @@ def split_template(tokenizer: Any) -> Pieces | None:
     return Pieces(start, around, prompted[len(first) :], default)
 
 
-def _render(tokenizer: Any, roles: Sequence[str], opening: bool) -> str:
+def _render(tokenizer: Any, roles: Sequence[str], opening: bool, **variables: Any) -> str:
     messages = [{"role": role, "content": MARKS[role]} for role in roles]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening))
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **variables))
 
 
 def differences(tokenizer: Any, pieces: Pieces) -> list[str]:
@@ -375,7 +389,8 @@ def modelfile(source: Any, ends: Sequence[int], file: str) -> tuple[str, list[st
         wrong, bos = differences(tokenizer, pieces), tokenizer.bos_token
         if bos and pieces.start.startswith(bos) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]:
             notes.append("Ollama adds the beginning-of-text token")
-            pieces = replace(pieces, start=pieces.start.removeprefix(bos))
+            around = {role: (before.removeprefix(bos), after) for role, (before, after) in pieces.around.items()}
+            pieces = replace(pieces, start=pieces.start.removeprefix(bos), around=around)
         notes += [f"the template differs from training for: {kind}" for kind in wrong]
         lines.append(f'TEMPLATE """{go_template(pieces)}"""')
     prompt = config.data.system_prompt

@@ -6,6 +6,7 @@ seed, verify, base and llama_cpp.
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 import time
@@ -215,7 +216,7 @@ def _write_adapter(source: Source, folder: Path) -> Written:
 
 def _write_merged(source: Source, folder: Path, request: dict[str, Any], reporter: Reporter) -> Written:
     """Write the merged model as safetensors or as a GGUF file."""
-    from kit.export.gguf import add_sentencepiece, convert, find_tools
+    from kit.export.gguf import add_sentencepiece, convert, file_template, find_tools
     from kit.export.source import merge, write_merged
     from kit.export.verify import Written
 
@@ -226,7 +227,11 @@ def _write_merged(source: Source, folder: Path, request: dict[str, Any], reporte
     model, dtype, update_kept = merge(source, dtype)
     reporter.say(f"Writing {dtype}")
     merged = folder if request["format"] == "merged-16bit" else folder / ".merged"
-    write_merged(source, model, source.tokenizer, ends, merged)
+    tokenizer = source.tokenizer
+    if request["format"] != "merged-16bit":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = file_template(tokenizer)
+    write_merged(source, model, tokenizer, ends, merged)
     del model
     if request["format"] == "merged-16bit":
         return Written(dtype, update_kept=update_kept)

@@ -107,6 +107,28 @@ def test_the_converter_finds_the_files_of_a_sentencepiece_tokenizer(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("switch", "head"),
+    [
+        ("{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}", "{%- set enable_thinking = false -%}"),
+        ("{%- if enable_thinking is not defined %}{%- set enable_thinking = false %}{%- endif -%}"
+         "{% if enable_thinking %}<think>{% endif %}", "{%- set enable_thinking = false -%}"),
+        ("{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}", ""),
+    ],
+    ids=["off by default", "off in the run", "on"],
+)  # fmt: skip
+def test_thinking_in_llama_cpp_is_as_in_training(run: RunDir, switch: str, head: str) -> None:
+    """llama.cpp sets `enable_thinking` to true (common/chat.cpp of b11434)."""
+    tokenizer = open_source(run, None)[0].tokenizer
+    tokenizer.chat_template += switch
+    tokenizer.chat_template, trained = gguf.file_template(tokenizer), tokenizer.chat_template
+    assert tokenizer.chat_template == head + trained
+    question = [{"role": "user", "content": "2 + 3?"}]
+    asked = [tokenizer.apply_chat_template(question, tokenize=False, chat_template=template, **variables)
+             for template, variables in ((trained, {}), (tokenizer.chat_template, {"enable_thinking": True}))]  # fmt: skip
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(
     ("prints", "writes", "code", "kind", "words"),
     [
         ("NotImplementedError: BPE pre-tokenizer was not recognized", False, 1, ModelError, "does not know how"),

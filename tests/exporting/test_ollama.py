@@ -91,6 +91,22 @@ def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
             "PARAMETER repeat_penalty 1"} <= set(lines)  # fmt: skip
 
 
+def test_the_beginning_of_text_token_that_ollama_adds_is_not_written(tokenizer: Any) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    source = SimpleNamespace(
+        config=load_config("quickstart"), tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3
+    )
+    for template in (LLAMA3, "{{ bos_token }}" + DEFAULT_SYSTEM):
+        bos = with_template(tokenizer, template).bos_token
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
+        text, notes = modelfile(source, [tokenizer.eos_token_id], "it-Q8_0.gguf")
+        assert "<|endoftext|>" not in text.partition("PARAMETER")[0]
+        assert notes == ["Ollama adds the beginning-of-text token"]
+
+
 def test_plain_text_has_the_system_prompt_in_front_as_in_training(tokenizer: Any) -> None:
     from kit.data.rows import dress
 
