@@ -269,7 +269,7 @@ SENTINEL = "pathlib.Path('runs/it/control').mkdir(exist_ok=True); pathlib.Path('
     ("act", "reason"),
     [
         ("os.kill(os.getpid(), signal.SIGINT)", "SIGINT"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", "SIGTERM"),
+        ("[os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]", "SIGTERM"),  # one of them forwarded by the parent
         (SENTINEL, "control/stop"),
     ],
     ids=["Ctrl-C", "SIGTERM", "control/stop"],

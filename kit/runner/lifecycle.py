@@ -101,7 +101,8 @@ def clear_up(folder: RunDir) -> None:
 
 
 LAUNCHER_SECONDS = 5.0
-"""Seconds within which torchrun and accelerate may forward a signal that this process has received already."""
+"""Seconds within which a parent (`kit.runs.worker`, torchrun, accelerate) may forward a signal that this process has received
+already."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -137,11 +138,14 @@ class StopSignal:
 
         def on_signal(number: int, frame: Any) -> None:
             nonlocal heard
+            name = signal.Signals(number).name
             if self.reason is not None:
-                if time.monotonic() - heard < self.echo:
+                # systemd, Slurm and a machine that shuts down send SIGTERM to the parent too, which forwards it.
+                echo = LAUNCHER_SECONDS if name == self.reason == "SIGTERM" else self.echo
+                if time.monotonic() - heard < echo:
                     return
                 raise KeyboardInterrupt
-            self.reason, heard = signal.Signals(number).name, time.monotonic()
+            self.reason, heard = name, time.monotonic()
             with suppress(RuntimeError):  # "reentrant call": the signal interrupted another print
                 on_message("Stopping after the current step, which is saved first. Press Ctrl-C again to stop at once.")
 
