@@ -311,6 +311,13 @@ def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(f
     assert different(expected, actual) == {}
 
 
+def test_a_longer_run_keeps_its_last_checkpoint_where_one_is_kept(forks: Forks, tree: Named) -> None:
+    mine = tree("one", optimisation={"schedule": "constant"}, evaluation={"every": 0}, run={"keep_checkpoints": 1})
+    forks.run(mine, "optimisation.steps=4")
+    resumed(forks, mine)
+    assert [path.name for path in folder(mine).glob("checkpoint-*")] == ["checkpoint-7"]
+
+
 def test_what_has_changed_is_refused_with_its_reason_or_forced_and_noted(forks: Forks, tree: Named) -> None:
     mine = tree("changed")
     forks.run(mine, kill={"line": '{"step": 5'})

@@ -178,7 +178,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
     def _mark_best(self, state: Any, decision: Decision) -> None:
         """Tells the trainer which checkpoint is the best, so that it does not remove it."""
         best = decision.standing.best_trained
-        if best is not None:
+        if best is not None and self.config.every:  # without evaluations, the last checkpoint is the only one to keep
             # Do not set best_global_step: the trainer of this process would wait for the others, which do not have it.
             state.best_metric = best.value
             state.best_model_checkpoint = str(self.run.path / f"checkpoint-{best.step}")
