@@ -253,8 +253,8 @@ class BatchSizeBackoff:
         return dict(self.sizes)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restores the sizes of `state_dict()`."""
-        self.sizes = {work: int(state[work]) for work in KINDS if work in state}
+        """Restores the sizes of `state_dict()`, except those that are smaller already."""
+        self.sizes |= {work: self.rows(work, int(state[work])) for work in KINDS if work in state}
 
 
 def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent) -> None:

@@ -205,7 +205,7 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
     """Returns the token budget, the number of completions generated at once (None: no limit), and messages about both.
 
     Call it before the model is loaded. A resumed run keeps its sizes: other part sizes would change rounding, and other
-    generation batches would draw other random numbers.
+    generation batches would draw other random numbers. With another GPU or engine, the number of completions is chosen again.
     """
     config, files, backend = parts.config, parts.files, parts.files.backend
     device, float32 = backend.device, backend.computes_in_float32
@@ -226,7 +226,9 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
         )
     )
     if previous is not None and previous.checkpoint is not None:
-        at_once, batch_note = previous.env.get("generation_batch"), ""
+        made_on, made_by = previous.env.get("gpu"), previous.env.get("engine", {}).get("name")
+        if (made_on, made_by) == (gpu_name(), config.generation.engine):
+            at_once, batch_note = previous.env.get("generation_batch"), ""
         if "token_budget" in previous.env:
             budget = previous.env["token_budget"]
             parts_note = f"at most {budget} tokens at once" if budget else "whole micro-batches are computed at once"
@@ -236,9 +238,14 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
     return budget, at_once, {"token_budget": budget_note, "generation_batch": batch_note}
 
 
+def gpu_name() -> str | None:
+    """The name of the GPU; None without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def environment(backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any]) -> dict[str, Any]:
     """The content of env.json: versions, hardware, seeds and TRL's arguments. `engine`: see `kit.generation.engine.record`."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    gpu = gpu_name()
     return {
         "packages": packages(),
         "python": sys.version.split()[0],

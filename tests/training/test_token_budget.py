@@ -180,8 +180,11 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypa
     assert len({size for size in at_once if 8 <= size < 64}) > 1
     assert chosen(30, device="cpu") is None
     assert chosen(30, "generation.engine=vllm") is None
-    assert chosen(30, env={"generation_batch": 24}) == 24
-    assert chosen(0.1, env={}) is None  # an earlier run continues with its own setting
+    before = {"engine": {"name": "hf"}}
+    assert chosen(30, env=before | {"generation_batch": 24}) == 24
+    assert chosen(0.1, env=before) is None  # an earlier run continues with its own setting
+    for changed in ({"engine": {"name": "vllm"}}, before | {"gpu": "a larger GPU"}):
+        assert sizes(0.1, env=changed)[1] == 1
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert chosen(30) is None  # several processes divide nothing
 
