@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 UNUSED = ("sklearn", "trackio")
 """Packages for assisted generation, and a tracker that the kit runs in a separate process."""
 OF_LARGE_MODELS = ("bitsandbytes", "torchao")
-"""Packages for quantised weights and optimizers. Hidden for the embedded models, which need none. transformers caches the result,
-so `is_bitsandbytes_available()` and `is_torchao_available()` stay False in such a process."""
+"""Packages for quantised weights and optimizers. Hidden for the embedded models if they use neither. transformers caches the
+result, so `is_bitsandbytes_available()` and `is_torchao_available()` stay False in such a process."""
 
 
-def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
-    """Imports the libraries for `model`, and TRL for `training`. Raises the errors of `choose_backend`.
+def load_libraries(model: ModelConfig, optimizer: str = "adamw", *, training: bool = True) -> None:
+    """Imports the libraries for `model` and `optimizer`, and TRL for `training`. Raises the errors of `choose_backend`.
 
     Does nothing in a process that the kit did not start, where other code may need the hidden packages, and for Unsloth, which
     needs all of them and must be imported before TRL.
     """
     if not is_of_the_kit():
         return
-    small = model.name in EMBEDDED_MODELS and not model.load_in_4bit
+    small = model.name in EMBEDDED_MODELS and not model.load_in_4bit and optimizer == "adamw"
     with without_collections():
         if training and choose_backend(model).name != TRANSFORMERS:  # imports torch
             return

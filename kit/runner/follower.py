@@ -15,7 +15,7 @@ def follow() -> None:
     from kit.models.failures import explained
 
     config, resumption, threads = announced()
-    load_libraries(config.model)
+    load_libraries(config.model, config.optimisation.optimizer)
     use_threads(threads, config.model.name)
     parts = prepare.prepare(config, fresh=False)
     folder = FollowersRunDir(Path(config.run.root) / str(config.run.id))

@@ -40,20 +40,21 @@ def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("model", "hidden_too"),
+    ("model", "optimizer", "hidden_too"),
     [
-        ({"name": "embedded"}, True),
-        ({"name": "embedded", "load_in_4bit": True}, False),
-        ({"name": "some/model"}, False),
+        ({"name": "embedded"}, "adamw", True),
+        ({"name": "embedded"}, "adamw_8bit", False),
+        ({"name": "embedded", "load_in_4bit": True}, "adamw", False),
+        ({"name": "some/model"}, "adamw", False),
     ],
 )
-def test_quantization_packages_are_hidden_without_quantized_weights(
-    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], hidden_too: bool
+def test_quantization_packages_are_hidden_where_nothing_is_quantized(
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], optimizer: str, hidden_too: bool
 ) -> None:
     hidden_names: list[str] = []
     monkeypatch.setattr(libraries, "is_of_the_kit", lambda: True)
     monkeypatch.setattr(libraries, "hidden", lambda names: hidden_names.extend(names) or contextlib.nullcontext())
-    load_libraries(ModelConfig(**model), training=False)
+    load_libraries(ModelConfig(**model), optimizer, training=False)
     assert hidden_names == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
 
 
