@@ -207,6 +207,7 @@ class HeldOut:
 
         from kit.generation.decoding import as_in_training, fast_decoding
         from kit.models.family import adapter_of, placeholders
+        from kit.models.unsloth import free_cache
 
         with_images = [prompt for prompt in prompts if isinstance(prompt, ImagePrompt)]
         if 0 < len(with_images) < len(prompts):  # processors need pictures for every prompt or none
@@ -233,11 +234,14 @@ class HeldOut:
         settings = self._generation_config(sample, ends)
         settings.suppress_tokens = list(placeholders(model.config)) or None
         with torch.inference_mode(), as_in_training(model, self.half), fast_decoding(model):
-            output = model.generate(
-                **(batch if with_images else {name: batch[name] for name in ("input_ids", "attention_mask")}),
-                generation_config=settings,
-                **self.further,
-            )
+            try:
+                output = model.generate(
+                    **(batch if with_images else {name: batch[name] for name in ("input_ids", "attention_mask")}),
+                    generation_config=settings,
+                    **self.further,
+                )
+            finally:
+                free_cache(model)
         return output[:, batch["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
 
     def _generation_config(self, sample: bool, ends: list[int]) -> Any:

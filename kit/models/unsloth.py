@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -209,6 +210,17 @@ def for_inference(model: Any) -> bool:
 def for_training(model: Any) -> None:
     """Switches a model of Unsloth back to training, with its gradient checkpointing."""
     model.for_training(use_gradient_checkpointing=model._unsloth_gradient_checkpointing)
+
+
+def free_cache(model: Any) -> None:
+    """Removes the key-value cache that Unsloth's generation leaves on the attention layers.
+
+    Otherwise it stays until the next forward pass without a cache, beside vLLM's. If memory ran out while it was allocated, that
+    pass fails.
+    """
+    graphs = sys.modules.get("unsloth.models._decode_graphs")
+    if graphs is not None:
+        graphs.release_for_training(model)
 
 
 def room(config: RunConfig) -> int | None:

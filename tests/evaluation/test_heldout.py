@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
 from kit.evaluation.heldout import HeldOut
+from kit.models.failures import BatchSizeBackoff
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +103,45 @@ def test_gradient_checkpointing_is_off_inside_and_on_again_even_after_a_failure(
         assert loaded.model.is_gradient_checkpointing
     finally:
         loaded.model.gradient_checkpointing_disable()
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_the_cache_of_unsloths_generation_is_freed(loaded: Any, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """It would stay beside vLLM's. Half allocated when memory ran out, it would break the next pass."""
+    spec = importlib.util.find_spec("unsloth")  # without importing it
+    if spec is None:
+        pytest.skip("Unsloth is not installed")
+    path = Path(str(spec.origin)).parent / "models" / "_decode_graphs.py"
+    graphs_spec = importlib.util.spec_from_file_location("decode_graphs", path)
+    assert graphs_spec is not None
+    graphs = importlib.util.module_from_spec(graphs_spec)
+    graphs_spec.loader.exec_module(graphs)  # type: ignore[union-attr]
+    monkeypatch.setitem(sys.modules, "unsloth.models._decode_graphs", graphs)
+    model, scorer = loaded.model, heldout(loaded)
+    attention, empty, generate = next(model.modules()), torch.empty, type(model).generate
+    made, sizes = list[Any](), list[int]()
+
+    def limited(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        made.append(arguments)
+        if len(made) == failing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*arguments, **keywords)
+
+    def allocating(self: Any, input_ids: torch.Tensor, **keywords: Any) -> Any:
+        sizes.append(len(input_ids))
+        prompt = torch.zeros(len(input_ids), 2, 5, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", limited)
+            graphs.alloc_decode_buffers(
+                attention, prompt, prompt, len(input_ids), 2, 2, 4, 8, torch.float32, "cpu", 512
+            )
+        return generate(self, input_ids=input_ids, **keywords)
+
+    monkeypatch.setattr(type(model), "generate", allocating)
+    scorer.memory = BatchSizeBackoff()
+    scorer.score(model)
+    assert sizes[:2] == [3, 2 if failing else 1]
+    assert not [name for name in attention.__dict__ if name.startswith(("paged", "temp"))]
 
 
 def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
