@@ -54,6 +54,8 @@ ENGINE_TOKENS = 4096
 """Most tokens of a pass of vLLM, as TRL sets `max_num_batched_tokens`."""
 ENGINE_OVERHEAD = 0.4 * GIB
 """GPU memory of vLLM's CUDA graphs and libraries. A typical value; it varies by model and GPU."""
+UNSLOTH_ROWS = 512
+"""Rows by which the key-value cache of Unsloth's generation grows (unsloth/models/llama.py)."""
 SLACK = {"cpu": 0.10, "cuda": 0.10}
 """Memory that the allocator reserves beyond the allocations of a phase, as a share of them."""
 
@@ -99,7 +101,7 @@ class Workload:
     evaluation: int  # completions generated at once for a held-out score; 0: no evaluation
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
-    vllm_shares_weights: bool = False  # Unsloth's engine and its trainer share the frozen weights
+    unsloth: bool = False  # its engine and its trainer share the frozen weights, and it has its own generation
     token_budget: int | None = None
     packed: bool = False  # no padding, a prompt once per group, and LoRA layers without copies (`kit.models.fused`)
     single_pass: bool = True
@@ -117,6 +119,17 @@ class Workload:
     def tokens(self) -> int:
         """T = P + C."""
         return self.prompt + self.completion
+
+    @property
+    def cached_tokens(self) -> int:
+        """The most tokens of a completion in the key-value caches of its layers: T.
+
+        With Unsloth's generation max(2 P + 513, P + 1 + 512 ceil(C / 512)): it copies the prompt's cache into one that grows.
+        """
+        if not self.unsloth:
+            return self.tokens
+        grown = UNSLOTH_ROWS * math.ceil(self.completion / UNSLOTH_ROWS)
+        return self.prompt + 1 + max(self.prompt + UNSLOTH_ROWS, grown)
 
     @property
     def tokens_at_once(self) -> int:
@@ -185,7 +198,7 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
     engine, lacks = work.vllm_bytes, 0.0
     if engine and work.device == "cuda":
         lacks = max(0.0, engine_bytes(shape, work) - engine)
-        shared = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit) if work.vllm_shares_weights else 0.0
+        shared = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit) if work.unsloth else 0.0
         engine += lacks - shared
     if engine and not work.vllm_sleeps:
         always["vLLM"] = engine
@@ -255,17 +268,17 @@ def certain_bytes(shape: ModelShape, work: Workload) -> float:
 
 
 def rollout_terms(shape: ModelShape, work: Workload, sequences: int) -> dict[str, float]:
-    """Returns the terms of transformers' `generate` for B = `sequences` completions at once.
+    """Returns the terms of transformers' `generate`, or Unsloth's, for B = `sequences` completions at once.
 
-    key-value cache 2 L K s B T and transients (K + 2Q) s B T at the last token, or the prompts' cache 2 L K s B P and
-    transients `forward_elements` s B P at the first, whichever sum is larger; sampling 16 B V.
+    key-value cache 2 L K s B T (for Unsloth, `cached_tokens` in place of T) and transients (K + 2Q) s B T at the last token, or
+    the prompts' cache 2 L K s B P and transients `forward_elements` s B P at the first, whichever sum is larger; sampling 16 B V.
     """
     size = work.weight_bytes if work.rank is not None else 4  # s; a model whose weights all train is stored in float32
-    cache = 2.0 * shape.layers * shape.key * size * sequences * work.tokens
+    cache = 2.0 * shape.layers * shape.key * size * sequences * work.cached_tokens
     # The cache of a layer grows by concatenation, so its old and new keys (or values) exist at the same time. Attention
     # under a padding mask repeats keys and values to the number of query heads.
     transients = float(shape.key + 2 * shape.query) * size * sequences * work.tokens
-    prompt_cache = cache * work.prompt / work.tokens
+    prompt_cache = cache * work.prompt / work.cached_tokens
     prompt_transients = forward_elements(shape, work) * size * sequences * work.prompt
     if prompt_cache + prompt_transients > cache + transients:
         cache, transients = prompt_cache, prompt_transients
@@ -450,7 +463,7 @@ def workload(
         evaluation=min(config.evaluation.batch_size, held_out_completions) if evaluates else 0,
         vllm_bytes=engine,
         vllm_sleeps=vllm.standby,
-        vllm_shares_weights=backend == UNSLOTH,
+        unsloth=backend == UNSLOTH,
         token_budget=optimisation.token_budget or None,
         packed=device == "cuda" and optimisation.packing,  # the constants for the CPU were measured with padded rows
         single_pass=parts_obstacle(objective) is None,

@@ -20,6 +20,7 @@ from kit.models.memory import (
     layer_bytes,
     loaded_bytes,
     plan_memory,
+    rollout_terms,
     update_terms,
     workload,
 )
@@ -124,7 +125,7 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     assert awake.always["vLLM"] == share
     assert "vLLM" not in asleep.always
     assert asleep.phases["rollout"] == {"vLLM": share, "allocator": 0.0}, "a share limits all memory of the engine"
-    shared = plan_memory(shape, replace(work, vllm_sleeps=False, vllm_shares_weights=True))
+    shared = plan_memory(shape, replace(work, vllm_sleeps=False, unsloth=True))
     weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
     assert shared.always["vLLM"] == share - weights
     # A share that is smaller than the weights: what vLLM needs at least counts.
@@ -140,6 +141,21 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     assert more == pytest.approx(shape.linear * (4 / 64 - 1 / 64 - 4 / (64 * 256)))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion", "tokens"),
+    [
+        (256, 128, 256 + 256 + 513),  # the prompt's cache, and its copy with room for 512
+        (256, 768, 256 + 1 + 1024),
+        (10, 512, 10 + 10 + 513),
+    ],
+)
+def test_unsloths_cache_grows_by_512_tokens(shape: ModelShape, prompt: int, completion: int, tokens: int) -> None:
+    work = replace(WORK, unsloth=True, prompt=prompt, completion=completion)
+    assert work.cached_tokens == tokens
+    if prompt < completion:
+        assert rollout_terms(shape, work, 3)["key-value cache"] == 2 * shape.layers * shape.key * 4 * 3 * tokens
+
+
 def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an L4, `auto` is Unsloth; counting its weights twice would add several GiB."""
     from kit.models.backend import Machine
@@ -149,7 +165,7 @@ def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeyp
         machine = Machine((8, 9), "L4", unsloth)
         monkeypatch.setattr("kit.models.backend.this_machine", lambda: machine)
         config = load_config("gsm8k", ["generation.engine=vllm", f"model.backend={backend}"])
-        return workload(config, "cuda", Objective.from_spec("grpo"), 77).vllm_shares_weights
+        return workload(config, "cuda", Objective.from_spec("grpo"), 77).unsloth
 
     assert [shared("auto", "2026.10.9"), shared("unsloth", None)] == [True, True]
     assert [shared("auto", None), shared("transformers", "2026.10.9")] == [False, False]
