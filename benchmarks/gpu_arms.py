@@ -181,14 +181,17 @@ class Bench:
         from kit.models.loading import find_model, keep_trainable_in_float32, load_model
         from kit.models.unsloth import loading
         from kit.objective import Objective
-        from kit.runner.build import chosen_sizes
         from kit.trainer.arguments import changes, grpo_config
 
         self.folder = folder
         config = load_config(configuration(row, model, folder, longest))
         self.files = find_model(config.model, chat=False)
         parts: Any = SimpleNamespace(config=config, files=self.files, objective=Objective.from_spec("dapo"))
-        token_budget, *_ = chosen_sizes(parts, None)  # for the free memory, as in a run
+        token_budget = None
+        if row.loss == "ours":
+            from kit.runner.build import chosen_sizes  # imports the kit's trainer, which replaces TRL's head
+
+            token_budget, *_ = chosen_sizes(parts, None)  # for the free memory, as in a run
         torch.manual_seed(0)
         loaded = load_model(self.files, config.model, loading(config, self.files.backend, self.files.context))
         from trl import GRPOTrainer

@@ -297,6 +297,10 @@ def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
         for batch in gpu_check.by_process(rows):
             for row, answer in zip(batch, answers(batch, folder), strict=True):
                 done[row.key] = answer | {"failure": gpu_check.failure_of(row, answer)}
+                if row.loss == "own":
+                    from trl.trainer import utils
+
+                    done[row.key]["head"] = utils._ChunkedLogProbFunction.__module__
         attention = [[*key, count] for key, count in gpu.attention.items()]
         return {"rows": done, "attention": attention, "mixed": [[*key, count] for key, count in gpu.mixed.items()]}
 
