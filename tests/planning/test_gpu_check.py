@@ -130,4 +130,6 @@ def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
     assert (own["autocast"], kit["autocast"], half["autocast"]) == (["none"], ["none"], ["torch.bfloat16"])
     assert generated["completion_tokens"] == 8 * 16  # random weights do not end completions
     names = {row.key: answer | {"failure": None} for row, answer in zip(rows, results, strict=True)}
-    assert all(name in gpu_check.table({"rows": names}) for name in names)
+    table = gpu_check.table({"rows": names})
+    assert all(name in table for name in names)
+    assert [line.split()[2] for line in table.splitlines() if "not compared" in line] == ["attention", "head"]
