@@ -66,11 +66,15 @@ def plan(
 
     loaded = load_config(config, override or [])
     name = " ".join([config, *(f"-o {change}" for change in override or [])]) if override else config
-    memory_plan = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None)
+    planned_for, measured = find_gpu(gpu) if gpu else None, None
     if probe:
         from kit.planning.probe import probe as measure
 
-        measured = measure(loaded, progress=not as_json)
+        measured = measure(
+            loaded, progress=not as_json
+        )  # before `make_plan`, which takes GPU memory for a CUDA context
+    memory_plan = make_plan(loaded, gpu=planned_for)
+    if measured is not None:
         memory_plan["seconds_per_step"]["measured"] = measured["seconds"][-1]
         memory_plan["run_seconds"]["steps"] = measured["seconds"][-1] * loaded.optimisation.steps
         memory_plan["hours"] = sum(memory_plan["run_seconds"].values()) / 3600

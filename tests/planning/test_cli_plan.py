@@ -82,10 +82,14 @@ def test_plan_exits_with_1_and_names_no_time_if_a_run_does_not_fit_or_start(conf
 
 def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {"peak_bytes": 123, "seconds": [3.0, 2.0], "steps": 2}
-    monkeypatch.setattr("kit.planning.probe.probe", lambda config, progress: measured)
+    order = list[str]()  # a plan creates a CUDA context, which the probe would count
+    monkeypatch.setattr("kit.planning.probe.probe", lambda config, progress: order.append("probe") or measured)
+    monkeypatch.setattr("kit.models.memory.room_of", lambda *_, **__: order.append("plan") or 2**34)
     # The plan says that the run does not start, but the probe ran it.
     done = RUNNER.invoke(app, ["plan", config_file, "--json", "--probe", "-o", "model.backend=unsloth"])
     assert done.exit_code == 0
+    assert order[0] == "probe"
+    assert "plan" in order
     planned = json.loads(done.output)
     assert planned["probe"] == measured
     assert planned["time_is"] == "measured"
