@@ -131,7 +131,8 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     import torch
 
     # Truncated or constrained sampling renormalises, so the engine's log-probabilities are of another distribution.
-    comparable = not generation.truncates and vllm.regex is None
+    # So does a least length, which a probe sets (`generation_kwargs`): it excludes the end tokens.
+    comparable = not generation.truncates and vllm.regex is None and not args.generation_kwargs
     device = "cpu" if args.use_cpu else "cuda"
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     adapter_alone = hands_adapter(config, device) and choose_backend(config.model).name != UNSLOTH
