@@ -220,25 +220,34 @@ class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
     """Warns once if trainer and engine differ by more than `LOGP_LIMIT` nats on average, with the setting to change.
 
     corrected: the objective already weighs tokens by the ratio of the two. four_bit: the engine is vLLM with 4-bit weights.
+    float16: the run can use `model.dtype: float16`.
     """
 
-    def __init__(self, on_message: Callable[[str], None], *, corrected: bool = False, four_bit: bool = False) -> None:
-        self.on_message, self.corrected, self.four_bit, self.done = on_message, corrected, four_bit, False
+    def __init__(
+        self,
+        on_message: Callable[[str], None],
+        *,
+        corrected: bool = False,
+        four_bit: bool = False,
+        float16: bool = True,
+    ) -> None:
+        self.on_message, self.corrected, self.four_bit, self.float16 = on_message, corrected, four_bit, float16
+        self.done = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         difference = (logs or {}).get(SAMPLER_DIFFERENCE)
         if self.done or difference is None or difference <= LOGP_LIMIT:
             return
         self.done = True
-        change = "model.dtype to what the engine computes in"
+        change = " Set model.dtype to what the engine computes in."
         if self.four_bit:  # its plugin casts the inputs of these layers, whatever the dtype of the engine
-            change = (
-                "model.load_in_4bit: false and model.dtype: float16, because vLLM computes 4-bit weights in bfloat16"
-            )
+            finer = " and model.dtype: float16" if self.float16 else ""
+            change = f" Set model.load_in_4bit: false{finer}, because vLLM computes 4-bit weights in bfloat16."
         elif args.bf16:
-            change = "model.dtype to float16, for the engine too: it rounds eight times finer than bfloat16"
+            finer = " Set model.dtype to float16, for the engine too: it rounds eight times finer than bfloat16."
+            change = finer if self.float16 else ""
         weigh = "" if self.corrected else " Add the weight sampler_correction to objective.weights."
         self.on_message(
             f"Step {state.global_step}: the engine's log-probabilities are {difference:.2g} nats off the trainer's on average "
-            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy. Set {change}.{weigh}"
+            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy.{change}{weigh}"
         )

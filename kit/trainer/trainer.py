@@ -36,7 +36,7 @@ from kit.config.sections import SelectionConfig
 from kit.errors import ObjectiveError
 from kit.generation.prompts import text_of, without_pictures
 from kit.generation.vllm import making_engine
-from kit.models.backend import active_backend, is_unsloths
+from kit.models.backend import active_backend, is_unsloths, overflows_in_float16
 from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
@@ -171,7 +171,10 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if engine is not None and engine.compared:
             weights = self.objective.weights if self.objective is not None else ()
             corrected = any("sampler_logps" in hook.needs for hook in weights)
-            self.add_callback(SamplerAlarm(engine.tell, corrected=corrected, four_bit=engine.four_bit))
+            # Not if all weights train in float32, nor in families whose activations overflow.
+            float16 = hasattr(self.model, "peft_config") and not overflows_in_float16(self.model.config)
+            alarm = SamplerAlarm(engine.tell, corrected=corrected, four_bit=engine.four_bit, float16=float16)
+            self.add_callback(alarm)
 
     def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
         """Builds the objects that the methods below delegate to. Raises `ObjectiveError` for an unmet need of the objective."""

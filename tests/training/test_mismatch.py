@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,14 +54,29 @@ def test_the_alarm_says_once_what_to_do() -> None:
         (True, "Set model.load_in_4bit: false and model.dtype: float16"),
     ],
 )
-def test_the_alarm_names_no_dtype_that_4_bit_weights_ignore(new_trainer: Any, load_in_4bit: bool, advice: str) -> None:
+def test_the_alarm_names_no_dtype_that_has_no_effect_or_is_refused(
+    new_trainer: Any, monkeypatch: pytest.MonkeyPatch, load_in_4bit: bool, advice: str
+) -> None:
     """vLLM's plugin multiplies 4-bit weights in bfloat16, whatever dtype is set."""
     config, messages = load_config({"model": {"load_in_4bit": load_in_4bit, "dtype": "bfloat16"}}), list[str]()
-    args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
-    trainer = new_trainer(objective="grpo", extra={"engine": engine_settings(config, args, messages.append)})
-    trainer.args.bf16 = True
-    trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, {"sampler/logp_difference": 0.02})
-    assert advice in messages[0]
+    args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False, generation_kwargs=None)
+    settings = engine_settings(config, args, messages.append)
+    assert settings is not None
+
+    def alarmed(**extra: Any) -> str:
+        messages.clear()
+        trainer = new_trainer(objective="grpo", extra={"engine": settings, **extra})
+        trainer.args.bf16 = True
+        trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, {"sampler/logp_difference": 0.02})
+        return "".join(messages)
+
+    assert advice in alarmed()
+    assert not re.search(r"\bfloat16", alarmed(peft_config=None))  # refused if all weights train
+    with monkeypatch.context() as patch:
+        patch.setattr("kit.trainer.trainer.overflows_in_float16", lambda config: True)
+        assert not re.search(r"\bfloat16", alarmed())
+    args.generation_kwargs = {"min_tokens": 8}  # of a probe: the engine excludes the end tokens
+    assert not engine_settings(config, args, print).compared  # type: ignore[union-attr]
 
 
 def test_a_step_logs_them_and_a_chart_shows_them(new_trainer: Any) -> None:
