@@ -41,6 +41,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -299,6 +300,8 @@ def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
     from peft import LoraConfig
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
     from trl import GRPOConfig, GRPOTrainer
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer import utils
 
     from kit.models.embedded import source_of
     from kit.trainer.trainer import HookedGRPOTrainer
@@ -333,7 +336,9 @@ def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
     longest = max(max(lengths) for part in parts for _, lengths in part)
     for number, part in enumerate(parts):
         batch = padded_batch(part, longest, model.config.vocab_size, number)
-        with mode, meter:
+        # The kit's trainer has replaced TRL's head for the rest of the process.
+        head = utils._ChunkedLogProbFunction if is_ours else ChunkedLogProbFunction
+        with mode, meter, mock.patch.object(utils, "_ChunkedLogProbFunction", head):
             inputs = {name: value.to("cuda") for name, value in batch.items()}
             trainer._stepping = is_ours
             loss = trainer.compute_loss(model, inputs)

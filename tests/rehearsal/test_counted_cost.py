@@ -76,5 +76,6 @@ def test_products_of_trls_rows_are_those_of_the_tokens_that_it_forwards(
     shape, groups = counted_cost.MODELS[model], counted_cost.workload("small")
     width, longest = max(prompt for prompt, _ in groups), max(max(lengths) for _, lengths in groups)
     forwarded = sum(len(lengths) for _, lengths in groups) * (width + longest)
+    assert counted[model, "trl"]["launches"] == {"qwen2.5-0.5b": 860, "gemma-3-4b": 1_203}[model]  # with its own head
     linear = counted[model, "trl"]["flops"]["linear"]
     assert linear == 2 * linear_weights(shape) * forwarded * 3
