@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any
@@ -41,18 +42,18 @@ def read_task(name: str, config: DataConfig) -> Source:
                 f"data.task_params: {name} has no parameter '{key}'.{own or did_you_mean(key, parameters)} Parameters: {listed}."
             )
     count = config.limit or TRAIN_ROWS + config.heldout
-    tries = 10 * count + 1000
     # reasoning-gym uses seed + i for problem i. Spread seeds, so that the problems of seeds 0 and 1 do not overlap.
     digest = hashlib.sha256(f"reasoning-gym {config.seed}".encode()).hexdigest()
     seed = int(digest[:7], 16)  # below 2**28: numpy takes it
     try:
-        dataset = gym.create_dataset(name, seed=seed, size=tries, **config.task_params)
+        records = [*_generate(name, json.dumps(config.task_params), seed, count)]
+    except DataError:
+        raise
     except Exception as error:  # tasks check their parameters with assert, or fail with any error
         raise DataError(
             f"data.task_params: {name} refuses {config.task_params}: {error or type(error).__name__}. "
             f"It takes {listed}."
         ) from error
-    records = _generate(dataset, name, count)
     notes = []
     if len(records) < count:
         notes.append(
@@ -68,8 +69,10 @@ def task_names() -> list[str]:
     return sorted(factory().DATASETS)
 
 
-def _generate(dataset: Any, name: str, count: int) -> list[Record | Fault]:
-    """Up to `count` records with different questions. Stops after many repeated questions in a row."""
+@functools.lru_cache(maxsize=2)  # the page asks again at each change of a key, and `countdown` takes half a minute
+def _generate(name: str, parameters: str, seed: int, count: int) -> list[Record | Fault]:
+    """Up to `count` records with different questions. Stops after many repeated questions in a row. `parameters`: JSON."""
+    dataset = factory(name).create_dataset(name, seed=seed, size=10 * count + 1000, **json.loads(parameters))
     records: list[Record | Fault] = []
     questions: set[str] = set()
     repeats = 0
