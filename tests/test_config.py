@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from kit.cli.app import app
 from kit.config import RunConfig, find_config, load_config, preset_names
 from kit.config.schema import commented_yaml, json_schema
 from kit.errors import ConfigError
@@ -23,6 +25,10 @@ def refusal(tree: object, *overrides: str) -> str:
 def test_every_preset_is_valid_commented_and_survives_saving(name: str, tmp_path: Path) -> None:
     config = load_config(name)
     assert find_config(name).read_text().startswith("# ")
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert commands | {group.name for group in app.registered_groups} >= set(
+        re.findall(r"grpo-kit ([a-z]\w+)", find_config(name).read_text())
+    )
     for number, text in enumerate((config.to_yaml(), commented_yaml(config))):
         file = tmp_path / f"{number}.yaml"
         file.write_text(text)
