@@ -123,9 +123,9 @@ def test_thinking_in_llama_cpp_is_as_in_training(run: RunDir, switch: str, head:
     tokenizer.chat_template, trained = gguf.file_template(tokenizer), tokenizer.chat_template
     assert tokenizer.chat_template == head + trained
     question = [{"role": "user", "content": "2 + 3?"}]
-    asked = [tokenizer.apply_chat_template(question, tokenize=False, chat_template=template, **variables)
+    prompts = [tokenizer.apply_chat_template(question, tokenize=False, chat_template=template, **variables)
              for template, variables in ((trained, {}), (tokenizer.chat_template, {"enable_thinking": True}))]  # fmt: skip
-    assert asked[0] == asked[1]
+    assert prompts[0] == prompts[1]
 
 
 @pytest.mark.parametrize(
