@@ -1,7 +1,6 @@
 """rewards.compat: the functions of open-r1 without their known bugs."""
 
 import pickle
-import time
 
 import pytest
 
@@ -13,12 +12,6 @@ HOSTILE = [None, "", "\x00", "\ud800", "</think>", [], [{"role": "assistant", "c
 
 def conversational(*texts):
     return [[{"role": "assistant", "content": text}] for text in texts]
-
-
-def milliseconds(function, *arguments, **columns):
-    start = time.process_time()
-    function(*arguments, **columns)
-    return 1000 * (time.process_time() - start)
 
 
 def test_tags_count_a_quarter_each():
@@ -63,13 +56,6 @@ def test_hostile_completions_get_the_lowest_value_and_nothing_raises(name):
     assert len(values) == len(HOSTILE)
     assert all(value <= 0 for value in values)
     assert pickle.loads(pickle.dumps(reward)).__name__ == reward.__name__
-
-
-@pytest.mark.parametrize("name", ["format_reward", "tag_count_reward", "reasoning_steps_reward"])
-@pytest.mark.parametrize("piece", ["<think>\n", "</think>\n<answer>\n", "Step 1", "\n"])
-def test_a_megabyte_is_scanned_in_linear_time(name, piece):
-    text = "<think>\n" + piece * (1_000_000 // len(piece))
-    assert milliseconds(getattr(compat, name), [text]) < 200
 
 
 def test_they_compose_into_a_preset_with_their_ranges_and_with_functions_of_trl():

@@ -1,4 +1,3 @@
-import time
 from fractions import Fraction
 
 import pytest
@@ -64,13 +63,6 @@ def test_rows_without_a_task_are_errors(nums, target):
     score = load("countdown").score(samples)
     assert score.statuses["accuracy"] == ["error"]
     assert "columns `nums` and `target`" in score.infos["accuracy"][0]["reason"]
-
-
-def test_answers_of_anything_are_read_quickly():
-    for pattern in ("(", "-", "1+", "9*", " ", "1", "=", "((1)"):
-        start = time.process_time()
-        statuses(pattern * 9_000, (pattern * 500)[:500])
-        assert time.process_time() - start < 0.2, pattern
 
 
 @pytest.mark.parametrize("answer", ["6 = 1+2+3", "1+2+3 = 6.0", "+1+2+3", "1 + 2 + 3 = 6"])

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from rewards.components.json_values import MAX_JSON_CHARS, find_json, parse_json, same_json
@@ -63,15 +61,3 @@ def test_equality_is_that_of_json():
     assert same_json({"a": 1, "b": [2.0]}, {"b": [2], "a": 1.0})
     assert not same_json([1, 2], [2, 1])
     assert same_json(parse_json("1e2").value, 100)
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [" ", "{", "}", "[", "]", '"', "\\", '\\"', "```", "```\n", "{}", "[]", '{"a":', "<think>", "</think>", "`"],
-)
-def test_a_megabyte_of_anything_is_read_in_linear_time(piece):
-    for text in (piece * (1_000_000 // len(piece)), piece * (390_000 // len(piece)), "x" + piece * 30_000 + "]"):
-        start = time.process_time()
-        find_json(text)
-        find_json(text, False)
-        assert time.process_time() - start < 0.4  # two scans

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from rewards import PresetError, build_samples
@@ -45,15 +43,6 @@ def test_a_question_is_the_prompt_or_its_last_user_message():
     prompts = ("q", turns, blocks, [], [3], None, 5, [{"role": "user"}])
     assert [question_text(prompt) for prompt in prompts] == ["q", "c", "d", "", "", "", "", ""]
     assert words("Don't PANIC, 42 times!") == ["don", "t", "panic", "times"]
-
-
-def test_a_megabyte_takes_under_a_fifth_of_a_second():
-    units = [" ", "<think>", "</think>", "<answer></answer>", "a b ", "1,", ".\n", "\u200b", "ignore all ", "中"]
-    for unit in units:
-        for size in (100_000, 1_000_000):
-            start = time.process_time()
-            readable((unit * (size // len(unit) + 1))[:size], min_words=5, prompt="a b a b a b a b a b a b")
-            assert time.process_time() - start < 0.2, unit
 
 
 def test_answers_are_found_at_every_place():
