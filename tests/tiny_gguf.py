@@ -38,19 +38,12 @@ def tiny_llama(seed: int = 0) -> Any:
 
 def write_gguf(path: Path, model: Any, *, kind: str = "F32", architecture: str = "llama", **changes: Any) -> Path:
     """Write `model` with matrices of type `kind`. `changes`: other `tokens`, or ids of special tokens (None omits an id)."""
-    from gguf import GGMLQuantizationType, GGUFWriter, quantize
+    from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quantize
 
     writer = GGUFWriter(path, architecture)
     writer.add_name("Tiny")
     writer.add_license("mit")
-    writer.add_context_length(1024)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    add_sizes(writer, model.config)
     tokens = changes.pop("tokens", None) or vocabulary()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -62,17 +55,11 @@ def write_gguf(path: Path, model: Any, *, kind: str = "F32", architecture: str =
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     writer.add_chat_template(TEMPLATE)
-    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-             "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}  # fmt: skip
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, LAYERS)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight":
             continue
-        short = name.removeprefix("model.").removesuffix(".weight")
-        if short.startswith("layers."):
-            _, layer, part = short.split(".", 2)
-            short = f"blk.{layer}.{names[part]}"
-        short = {"embed_tokens": "token_embd", "norm": "output_norm"}.get(short, short)
+        short = names.get_name(name.removesuffix(".weight"))
         values = weight.detach().float()
         if short.endswith(("attn_q", "attn_k")):  # llama.cpp interleaves the two halves of rotated heads
             heads = HEADS if short.endswith("attn_q") else KV_HEADS
@@ -83,8 +70,25 @@ def write_gguf(path: Path, model: Any, *, kind: str = "F32", architecture: str =
             writer.add_tensor(f"{short}.weight", quantize(array, quantised), raw_dtype=quantised)
         else:
             writer.add_tensor(f"{short}.weight", array)
+    finish(writer)
+    return path
+
+
+def add_sizes(writer: Any, config: Any) -> None:
+    """Write the sizes of a model into the header, from transformers' configuration."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def finish(writer: Any) -> None:
+    """Write the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_gguf import add_sizes, finish
 
 from kit.export.verify import Measured, Written, verify
 from kit.runner.trained import Source, open_source
@@ -41,16 +42,10 @@ def write(
     }
     spoil(header, tensors)
     writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    config.rope_parameters["rope_theta"] = header["rope"]
+    add_sizes(writer, config)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(header["rope"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model(header["tokenizer"])
     writer.add_token_list(header["words"])
@@ -58,10 +53,7 @@ def write(
     writer.add_chat_template(header["template"])
     for name, value in tensors.items():
         writer.add_tensor(name, value.astype("float32") if value.ndim == 1 else value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.fixture(scope="module")
@@ -265,17 +257,13 @@ def test_a_mistral_file_is_read(tmp_path: Path, model_folder: Path) -> None:
     )  # fmt: skip
     model = MistralForCausalLM(config).eval()
     writer = gguf.GGUFWriter(tmp_path / "it.gguf", "llama")
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
+    add_sizes(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
     for name, value in model.state_dict().items():
         if re.search("[qk]_proj", name):  # llama.cpp's order of the rotated dimensions
             value = value.view(-1, 2, 8, 32).transpose(1, 2).reshape(value.shape)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), value.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     files = SimpleNamespace(config=config, source="")
     settings = SimpleNamespace(model=SimpleNamespace(trust_remote_code=False))
     source: Any = SimpleNamespace(files=files, config=settings, tokenizer=AutoTokenizer.from_pretrained(model_folder))

@@ -39,7 +39,9 @@ SCANNERS: dict[Callable[[str], object], str] = {
     consistency: "a|a |中|\\a|<a>|<|\\|\ud800| |ab",
     language_of: "a|é|犬|the |\ud800",
     overlap: "a | |犬|é",
-    lambda text: readable(text, min_words=5, prompt="a b a b a b"): " |<think>|</think>|<answer></answer>|a b |1,|.\n|\u200b|中|ignore all ",
+    lambda text: readable(text, min_words=5, prompt="a b a b a b"): (
+        " |<think>|</think>|<answer></answer>|a b |1,|.\n|\u200b|中|ignore all "
+    ),
     find_query: "`|```|```sql\n|SELECT |<answer>|\n",
 }  # fmt: skip
 
