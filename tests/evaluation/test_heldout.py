@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,11 +113,8 @@ def test_the_cache_of_unsloths_generation_is_freed(loaded: Any, monkeypatch: pyt
     spec = importlib.util.find_spec("unsloth")  # without importing it
     if spec is None:
         pytest.skip("Unsloth is not installed")
-    path = Path(str(spec.origin)).parent / "models" / "_decode_graphs.py"
-    graphs_spec = importlib.util.spec_from_file_location("decode_graphs", path)
-    assert graphs_spec is not None
-    graphs = importlib.util.module_from_spec(graphs_spec)
-    graphs_spec.loader.exec_module(graphs)  # type: ignore[union-attr]
+    source = Path(str(spec.origin)).parent / "models" / "_decode_graphs.py"
+    graphs = SimpleNamespace(**runpy.run_path(str(source)))
     monkeypatch.setitem(sys.modules, "unsloth.models._decode_graphs", graphs)
     model, scorer = loaded.model, heldout(loaded)
     attention, empty, generate = next(model.modules()), torch.empty, type(model).generate

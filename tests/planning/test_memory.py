@@ -141,19 +141,12 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     assert more == pytest.approx(shape.linear * (4 / 64 - 1 / 64 - 4 / (64 * 256)))
 
 
-@pytest.mark.parametrize(
-    ("prompt", "completion", "tokens"),
-    [
-        (256, 128, 256 + 256 + 513),  # the prompt's cache, and its copy with room for 512
-        (256, 768, 256 + 1 + 1024),
-        (10, 512, 10 + 10 + 513),
-    ],
-)
-def test_unsloths_cache_grows_by_512_tokens(shape: ModelShape, prompt: int, completion: int, tokens: int) -> None:
-    work = replace(WORK, unsloth=True, prompt=prompt, completion=completion)
-    assert work.cached_tokens == tokens
-    if prompt < completion:
-        assert rollout_terms(shape, work, 3)["key-value cache"] == 2 * shape.layers * shape.key * 4 * 3 * tokens
+def test_unsloths_cache_grows_by_512_tokens(shape: ModelShape) -> None:
+    work = replace(WORK, unsloth=True, prompt=256, completion=128)
+    assert work.cached_tokens == 256 + 256 + 513  # the prompt's cache, and its copy with room for 512
+    work = replace(work, completion=768)
+    assert work.cached_tokens == 256 + 1 + 1024
+    assert rollout_terms(shape, work, 3)["key-value cache"] == 2 * shape.layers * shape.key * 4 * 3 * 1281
 
 
 def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeypatch: pytest.MonkeyPatch) -> None:

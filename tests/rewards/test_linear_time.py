@@ -14,19 +14,12 @@ from rewards.components.sql import find_query
 from rewards.evaluation import run_component
 
 
-def overlap(text: str) -> None:
-    load("text-overlap").score(build_samples(["p"], [text], reference=["a " * 600]))
-
-
-def consistency(text: str) -> None:
-    run_component(LanguageConsistency(language="zh"), build_samples(["?"], [text]), Context())
-
-
 def countdown(text: str) -> None:
     answer = f"<think>try</think><answer>{text[:9_000]}</answer>"
     load("countdown").score(build_samples([text[:500]], [answer], nums=[[19, 1, 4]], target=[72]))
 
 
+LANGUAGE = LanguageConsistency(language="zh")
 STEPS = "<think>\n|</think>\n<answer>\n|Step 1|\n"
 SCANNERS: dict[Callable[[str], object], str] = {
     code_block: "```\n|```python\n|`|~~~| |\n|<think>|</think>|```x```\n|   ```",
@@ -36,9 +29,9 @@ SCANNERS: dict[Callable[[str], object], str] = {
     countdown: "(|-|1+|9*| |1|=|((1)",
     find_json: ' |{|}|[|]|"|\\|\\"|```|```\n|{}|[]|{"a":|<think>|</think>|`',
     lambda text: find_json("x" + text[:90_000] + "]", False): "[|{|\\|[]",
-    consistency: "a|a |中|\\a|<a>|<|\\|\ud800| |ab",
+    lambda text: run_component(LANGUAGE, build_samples(["?"], [text]), Context()): "a|a |中|\\a|<a>|<|\\|\ud800| |ab",
     language_of: "a|é|犬|the |\ud800",
-    overlap: "a | |犬|é",
+    lambda text: load("text-overlap").score(build_samples(["p"], [text], reference=["a " * 600])): "a | |犬|é",
     lambda text: readable(text, min_words=5, prompt="a b a b a b"): (
         " |<think>|</think>|<answer></answer>|a b |1,|.\n|\u200b|中|ignore all "
     ),
