@@ -72,11 +72,9 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     """Plants a run whose directory lacks a file, and a command that does not end, with a child process."""
     monkeypatch.chdir(tmp_path)  # `-m` searches the working directory first
     (tmp_path / "kit").mkdir()
-    child = "import subprocess, sys, time\n"
-    child += (
-        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True).pid)\n"
-    )
-    for name, text in {"__init__": "", "train": "print('done')", "cli": f"{child}time.sleep(60)"}.items():
+    hang, own = "import time; time.sleep(60)", "start_new_session=True"
+    child = f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', '{hang}'], {own}).pid)\n"
+    for name, text in {"__init__": "", "train": "print('done')", "cli": child + hang}.items():
         (tmp_path / "kit" / f"{name}.py").write_text(text)
     file, lines = tmp_path / "out.json", list[str]()
     rows = [gpu_check.Row(1, "quickstart"), gpu_check.Row(1, "doctor", limit=1.0)]
@@ -89,6 +87,11 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     child_pid = int(done["1 doctor"]["error"].split()[0])
     assert not psutil.pid_exists(child_pid) or psutil.Process(child_pid).status() == "zombie", "the child runs on"
     assert json.loads(file.read_text())["rows"].keys() == done.keys()
+    for output in (
+        " accelerate  fail  1.2.0 \n hub cache  ok  53 GiB",
+        "torch.AcceleratorError: 1.2.0\nCompile with x",
+    ):
+        assert "1.2.0" in gpu_check.failure_of(rows[0], {"error": output})
 
 
 @pytest.mark.parametrize(
@@ -133,3 +136,5 @@ def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
     table = gpu_check.table({"rows": names})
     assert all(name in table for name in names)
     assert [line.split()[2] for line in table.splitlines() if "not compared" in line] == ["attention", "head"]
+    rounded = "2 update tiny, 16-bit, transformers, TRL's own, rounded"  # not the reference, which is in float32
+    assert gpu_check.cells(rounded, {"failure": None, "gradient_norm": 1.0})[-1] == "passed, gradient not compared"

@@ -61,7 +61,6 @@ def test_the_alarm_names_no_dtype_that_has_no_effect_or_is_refused(
     config, messages = load_config({"model": {"load_in_4bit": load_in_4bit, "dtype": "bfloat16"}}), list[str]()
     args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False, generation_kwargs=None)
     settings = engine_settings(config, args, messages.append)
-    assert settings is not None
 
     def alarmed(**extra: Any) -> str:
         messages.clear()
@@ -72,9 +71,8 @@ def test_the_alarm_names_no_dtype_that_has_no_effect_or_is_refused(
 
     assert advice in alarmed()
     assert not re.search(r"\bfloat16", alarmed(peft_config=None))  # refused if all weights train
-    with monkeypatch.context() as patch:
-        patch.setattr("kit.trainer.trainer.overflows_in_float16", lambda config: True)
-        assert not re.search(r"\bfloat16", alarmed())
+    monkeypatch.setattr("kit.trainer.trainer.overflows_in_float16", lambda config: True)
+    assert not re.search(r"\bfloat16", alarmed())
     args.generation_kwargs = {"min_tokens": 8}  # of a probe: the engine excludes the end tokens
     assert not engine_settings(config, args, print).compared  # type: ignore[union-attr]
 
