@@ -167,7 +167,7 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
     keywords: dict[str, Any] = {}
     monkeypatch.setattr(vllm_generation, "LLM", lambda **arguments: keywords.update(arguments), raising=False)
     config = load_config("quickstart", ["generation.engine=vllm", "model.revision=abc"])
-    args: Any = SimpleNamespace(use_vllm=True, use_cpu=True, bf16=False, fp16=False)
+    args: Any = SimpleNamespace(use_vllm=True, use_cpu=True, bf16=False, fp16=False, generation_kwargs=None)
     for settings in (engine_settings(config, args, print), EngineSettings()):
         keywords.clear()
         generation: Any = WatchedGeneration.__new__(WatchedGeneration)
@@ -246,7 +246,7 @@ def test_the_backend_of_an_architecture_decides_the_hand_over(
     tree["generation"]["engine"] = "vllm"
     parts = prepare(load_config(tree))
     assert (parts.files.backend.name, parts.config.model.backend) == ("transformers", "transformers")
-    args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
+    args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False, generation_kwargs=None)
     settings = engine_settings(parts.config, args, print)
     assert settings is not None
     assert settings.adapter_alone

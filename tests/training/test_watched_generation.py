@@ -94,7 +94,7 @@ def test_the_engine_is_made_for_the_completions_of_a_step(
 ) -> None:
     """vLLM's default, 256, exceeds the recurrent state blocks of an L4, and the engine does not start."""
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: Machine((8, 9), "L4"))
-    args: Any = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
+    args: Any = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False, generation_kwargs=None)
     numbers = []
     for batch in (64, 512):
         keys = ["generation.engine=vllm", f"optimisation.batch_size={batch}"]
