@@ -6,6 +6,7 @@ Nothing else prints to the terminal: logs, warnings and progress bars of librari
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from kit.config import EMBEDDED_MODELS, SMOLLM2
 from kit.evaluation.results import interval, read_best
+from kit.runner.distributed import world_size
 from kit.runs.files import clock, disk_errors, one_line
 
 if TYPE_CHECKING:
@@ -45,11 +47,22 @@ class Advance(Protocol):
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
+class Terminal(Console):
+    """A console whose reader may end before the run, as a notebook's kernel that dies: the run continues without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Stops printing, here and in libraries. rich would end the process."""
+        self.quiet = True
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nothing, stream)
+
+
 class Reporter:
     """Prints to the terminal and, as plain text, to the run's log. `quiet`: only to the log."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = Terminal(quiet=quiet, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Prints one line and logs it."""
@@ -175,6 +188,7 @@ def draw_report(run: RunDir, write_report: Callable[..., Path], **ending: Any) -
 def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[str]:
     """Lines of a label and a text: the files of a run, and the commands to continue with."""
     root, trained = run.root_option, run.adapter.is_dir()
+    on_one_process = " --force" if world_size() > 1 else ""
     is_example = config.model.name in (*EMBEDDED_MODELS, SMOLLM2) and config.data.source.startswith(
         ("reasoning-gym:", "kit:")
     )
@@ -183,7 +197,7 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
         ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to repeat the run)"),
         ("completions", parquet if config.run.save_completions else None),
         ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),
-        ("resume", f"grpo-kit resume {run.id}{root}" if stopped else None),
+        ("resume", f"grpo-kit resume {run.id}{root}{on_one_process}" if stopped else None),
         ("chat", f"grpo-kit chat {run.id}{root}" if trained else None),
         ("export", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
         ("another seed", again(run, config.run.seed + 1) if not stopped else None),

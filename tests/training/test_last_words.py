@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,33 @@ def own_config(*overrides: str) -> RunConfig:
 def said(run: RunDir, config: RunConfig, stopped: str | None = None) -> dict[str, str]:
     lines = hints(run, config, stopped)
     return {line[:15].strip(): line[15:] for line in lines}
+
+
+def test_a_run_goes_on_when_the_process_that_reads_its_output_dies(tmp_path: Path) -> None:
+    """As a notebook's kernel that is killed. rich would end the run."""
+    code = """
+import sys
+from kit.runner.console import Reporter
+reporter = Reporter()
+reporter.say("ready")
+sys.stdin.read()
+for text in "abc":
+    reporter.say(text), print(text, flush=True), print(text, file=sys.stderr, flush=True)
+open("done", "w")
+"""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        **pipes,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    for pipe in (process.stdout, process.stderr, process.stdin):
+        pipe.close()  # type: ignore[union-attr]
+    assert process.wait(60) == 0
+    assert (tmp_path / "done").exists()
 
 
 def test_every_command_is_one_that_the_command_line_takes(run: RunDir) -> None:
