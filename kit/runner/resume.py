@@ -324,6 +324,7 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     if checkpoint is None:
         for damaged_checkpoint in run.checkpoints:
             remove(damaged_checkpoint)
+    if not previous.trained:  # the checkpoint has these weights, and the run makes later ones
         shutil.rmtree(run.adapter, ignore_errors=True)
     clear_staging(run.path)
     if checkpoint and not any(event["kind"] == "checkpoint" and event.get("step") == step for event in run.events()):

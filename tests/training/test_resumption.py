@@ -259,12 +259,14 @@ def listing(run: RunDir) -> set[str]:
 
 def test_resume_cuts_only_what_follows_the_checkpoint(run: RunDir) -> None:
     messages: list[str] = []
+    run.write_json("adapter/adapter_config.json", {})  # of an earlier stop; later checkpoints have later weights
     before = listing(run)
     lines = run.metrics_file.read_bytes().splitlines(keepends=True)
     truncate_to_checkpoint(Resumption(past(run), [], forced=False), messages.append)
     assert run.metrics_file.read_bytes() == b"".join(lines[:6]), "byte for byte"
     assert before - listing(run) == {
         "completions/step-00007.parquet", "completions/step-00008.partial", "eval/step-00007.json", "eval/after.json",
+        "adapter/adapter_config.json",
     }  # fmt: skip
     assert [(event["kind"], event["step"]) for event in run.events()] == [
         ("resumed", 7), ("checkpoint", 3), ("checkpoint", 6), ("resumed", 6),
