@@ -173,6 +173,6 @@ def save_tokenizer(source: Source, tokenizer: Any, folder: Path) -> None:
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.save_pretrained(folder)
     if source.files.processor is not None:
         source.files.processor.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)  # last: its chat template may have been changed for a GGUF file

@@ -7,12 +7,14 @@ import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kit.errors import EnvironmentUnsupported, ModelError, RunError
 from kit.export import gguf
 from kit.export.gguf import CONVERTER, QUANTIZER, Tools, convert, find_tools
+from kit.export.source import save_tokenizer
 from kit.runner.trained import open_source
 from kit.runs.store import RunDir
 
@@ -116,9 +118,10 @@ def test_the_converter_finds_the_files_of_a_sentencepiece_tokenizer(tmp_path: Pa
     ],
     ids=["off by default", "off in the run", "on"],
 )  # fmt: skip
-def test_thinking_in_llama_cpp_is_as_in_training(run: RunDir, switch: str, head: str) -> None:
+def test_thinking_in_llama_cpp_is_as_in_training(run: RunDir, tmp_path: Path, switch: str, head: str) -> None:
     """llama.cpp sets `enable_thinking` to true (common/chat.cpp of b11434)."""
-    tokenizer = open_source(run, None)[0].tokenizer
+    source = open_source(run, None)[0]
+    tokenizer = source.tokenizer
     tokenizer.chat_template += switch
     tokenizer.chat_template, trained = gguf.file_template(tokenizer), tokenizer.chat_template
     assert tokenizer.chat_template == head + trained
@@ -126,6 +129,10 @@ def test_thinking_in_llama_cpp_is_as_in_training(run: RunDir, switch: str, head:
     prompts = [tokenizer.apply_chat_template(question, tokenize=False, chat_template=template, **variables)
              for template, variables in ((trained, {}), (tokenizer.chat_template, {"enable_thinking": True}))]  # fmt: skip
     assert prompts[0] == prompts[1]
+    # A processor writes its chat template into the same file.
+    processor = SimpleNamespace(save_pretrained=lambda folder: (folder / "chat_template.jinja").write_text(trained))
+    save_tokenizer(replace(source, files=replace(source.files, processor=processor)), tokenizer, tmp_path)
+    assert (tmp_path / "chat_template.jinja").read_text() == tokenizer.chat_template
 
 
 @pytest.mark.parametrize(

@@ -232,16 +232,28 @@ def test_a_file_is_read_without_kernels_of_the_hub(
 
 
 def test_a_file_that_transformers_cannot_read_is_refused_before_the_export() -> None:
-    from transformers import GraniteConfig, MistralConfig, Qwen3_5Config
+    from transformers import Gemma4Config, GraniteConfig, MistralConfig, Qwen3_5Config
 
     from kit.errors import EnvironmentUnsupported
     from kit.export.gguf import check_reader
 
     check_reader(Qwen3_5Config(), "q4_k_m")
     check_reader(MistralConfig(), "q2_k")
-    for config, quantization in ((GraniteConfig(), "q8_0"), (Qwen3_5Config(), "q3_k_m")):
+    for config, quantization in ((GraniteConfig(), "q8_0"), (Gemma4Config(), "f32"), (Qwen3_5Config(), "q3_k_m")):
         with pytest.raises(EnvironmentUnsupported, match="--no-verify"):
             check_reader(config, quantization)
+
+
+def test_the_width_that_lfm2_computes_itself_is_not_compared() -> None:
+    from transformers import Lfm2Config
+
+    from kit.export.gguf import check_shapes
+
+    header = {"general.architecture": "lfm2", "lfm2.feed_forward_length": 128}
+    for adjusts in (True, False):
+        assert (
+            bool(check_shapes(header, Lfm2Config(intermediate_size=192, block_auto_adjust_ff_dim=adjusts))) != adjusts
+        )
 
 
 def test_a_mistral_file_is_read(tmp_path: Path, model_folder: Path) -> None:
