@@ -133,12 +133,19 @@ def load(
     revision: str | None, config: ModelConfig, dtype: torch.dtype, backend: Backend, with_: Loading, source: str
 ) -> Any:
     """Loads the model without adapters. Raises `ModelError`, or any error of the loader."""
+    import torch
+
     arguments = model_arguments(source, revision, config, dtype, with_)
     if backend.name != UNSLOTH:
         arguments |= {"use_gradient_checkpointing": False}  # the trainer enables it, as without Unsloth
         arguments |= {"attn_implementation": config.attention} if config.attention is not None else {}
         arguments |= {"use_safetensors": True}
         arguments.pop("float32_mixed_precision", None)
+    if (
+        with_.fast_inference and torch.cuda.is_available()
+    ):  # Unsloth takes a share of the free memory, not of the card's
+        free, total = torch.cuda.mem_get_info()
+        arguments["gpu_memory_utilization"] *= total / free
     # In a run its environment variables are set already; elsewhere they are set while the model is loaded.
     with stdout_to_log(), switched({} if active_backend() else switches(backend)):
         fast = fast_language_model(backend)

@@ -127,13 +127,18 @@ def test_an_unsloth_engine_with_other_settings_is_refused(
     model: Any, standby: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unsloth only warns; then completions would be cut, or an engine without sleep mode put to sleep."""
-    loader = SimpleNamespace(from_pretrained=lambda **_: (model, None))
+    shares = list[float]()
+    loader = SimpleNamespace(from_pretrained=lambda **o: (shares.append(o["gpu_memory_utilization"]), (model, None))[1])
     monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
+    # Another model, e.g. a teacher, has half of the card. Unsloth multiplies the share by the free memory.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20, 40))
     monkeypatch.setattr(unsloth_model, "switches", lambda *_: {"UNSLOTH_VLLM_STANDBY": standby})
     with_ = Loading(max_seq_length=640, fast_inference={"gpu_memory_utilization": 0.4})
     load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_, "m")
     with pytest.raises(EngineError, match=words) if words else nullcontext():
         load()
+        assert shares == [0.8]
         assert model._unsloth_allow_packed_overlength, "Unsloth would cut the padded rows of a teacher's longer prompt"
 
 
