@@ -373,9 +373,7 @@ def quantization_config(dtype: torch.dtype | None = None) -> Any:
 
 def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
     """The backend, or transformers if `auto` has chosen one without support for this architecture. Raises `ModelError`."""
-    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
-    experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
-    if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
+    if backend.name == UNSLOTH and has_experts(model_config):
         why = f"{config.name} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute"
         if config.backend != "auto":
             raise ModelError(f"{why}. {TRANSFORMERS_INSTEAD}")
@@ -387,6 +385,13 @@ def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
             why = f"{model_config.model_type} overflows in float16, so it is computed in float32, which is slow"
             return replace(backend, reason=f"{backend.reason}; {why}", computes_in_float32=True)
     return backend
+
+
+def has_experts(model_config: Any) -> bool:
+    """Whether the model is a mixture of experts."""
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    return any(isinstance(count, int) and count > 1 for count in experts)
 
 
 FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, ModelError
 from kit.generation.engine import backend_incompatibilities, choose_engine, resolve
-from kit.models.backend import BFLOAT16, UNSLOTH, Backend, Machine, overflows_in_float16, quantization_config
+from kit.models.backend import BFLOAT16, UNSLOTH, Backend, Machine, quantization_config
 from kit.models.memory import GIB, MemoryPlan, Workload, fixed_terms, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, is_in_4_bits, shape_of
 from kit.registry import did_you_mean
@@ -201,11 +201,12 @@ HEADROOM = 0.05  # share of the memory, at least 0.5 GiB, that a plan should lea
 SHARED = Change("model.backend=unsloth", "vLLM and trainer share the weights; needs Unsloth")
 
 
-def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Change] | None:
+def fixes(config: RunConfig, plan: Planner, room: float, device: str, *, experts: bool = False) -> list[Change] | None:
     """Return the changes that make `config` fit into `room` bytes, the least harmful first; None if no changes do.
 
     First vLLM gets the memory share that it needs to start. Then the least harmful change that lowers the excess is added until
-    every phase fits. Finally, starting with the most harmful, each change is dropped or made as small as possible.
+    every phase fits. Finally, starting with the most harmful, each change is dropped or made as small as possible. `experts`:
+    the model is a mixture of experts, which Unsloth does not train.
     """
 
     def excess(changes: Mapping[str, Change]) -> float:
@@ -213,7 +214,7 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
         return math.inf if changed is None else plan(changed).excess(room)
 
     first = plan(config)
-    ladder = list(_ladder(config, first.workload, device))
+    ladder = [change for change in _ladder(config, first.workload, device) if change is not SHARED or not experts]
     shares = [change for change in ladder if change.key == SHARE] if first.engine_lacks else []
     enough = (share for share in shares if (changed := apply(config, [share])) and not plan(changed).engine_lacks)
     chosen = {change.key: change for change in itertools.islice(enough, 1)}
@@ -306,7 +307,8 @@ class Subject:
     """The input of a plan: a configuration, the shape of its model, its objective and its longest prompts.
 
     `lengths` comes from `kit.runner.prepare.longest_prompts`. `teacher_shape` is the shape of a separate teacher model.
-    `overflows` is true if the model overflows in float16, so that a GPU without bfloat16 computes in float32.
+    `overflows` is true if the model overflows in float16, so that a GPU without bfloat16 computes in float32; `experts` is true
+    for a mixture of experts.
     """
 
     config: RunConfig
@@ -316,6 +318,7 @@ class Subject:
     notes: list[str]
     teacher_shape: ModelShape | None = None
     overflows: bool = False
+    experts: bool = False
 
     @property
     def prompt(self) -> int:
@@ -355,6 +358,7 @@ class Place:
 
 def subject(config: RunConfig) -> Subject:
     """Read the input of a plan. Raises `KitError`."""
+    from kit.models.backend import has_experts, overflows_in_float16
     from kit.models.loading import read_config
     from kit.runner.prepare import build_objective, teacher_model
     from kit.trainer.teacher import SELF
@@ -365,7 +369,8 @@ def subject(config: RunConfig) -> Subject:
     teacher = None
     if config.teacher.model not in (None, SELF):
         teacher = known_shape(str(config.teacher.model), read_config(teacher_model(config)))
-    return Subject(config, shape, objective, lengths, notes, teacher, overflows_in_float16(model_config))
+    traits = overflows_in_float16(model_config), has_experts(model_config)
+    return Subject(config, shape, objective, lengths, notes, teacher, *traits)
 
 
 def known_shape(name: str, model_config: Any) -> ModelShape:
@@ -424,11 +429,11 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
     roomy = replace(place, room=room - max(HEADROOM * room, GIB / 2))
     changes: list[Change] | None = None
     if not obstacle and (not fits or memory.peak > roomy.room):
-        changes = fixes(config, lambda c: planned.memory(roomy, c), roomy.room, device)
+        changes = fixes(config, lambda c: planned.memory(roomy, c), roomy.room, device, experts=planned.experts)
         changed = apply(config, changes or [])
         budget, filled = (planned.work(where, changed).token_budget for where in (roomy, place))
         if changes is None and not fits:
-            changes = fixes(config, lambda c: planned.memory(place, c), room, device)
+            changes = fixes(config, lambda c: planned.memory(place, c), room, device, experts=planned.experts)
         elif changes is not None and budget != filled:  # a run would choose a budget that fills the memory
             changes.insert(0, Change(f"{BUDGET}={budget}", BUDGET_HARM))
     work = planned.work(place)

@@ -145,6 +145,8 @@ def test_unsloth_and_transformers_are_tried_before_nothing_fits(
     changes = fixes(config, plan, room, "cuda")
     assert changes is not None
     assert key in [change.key for change in changes]
+    experts = fixes(config, plan, room, "cuda", experts=True)
+    assert "model.backend" not in [change.key for change in experts or ()], "Unsloth does not train them"
     assert not plan(load_config(config, [change.override for change in changes])).excess(room)
 
 
