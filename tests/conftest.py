@@ -80,11 +80,11 @@ def pytest_collection_finish() -> None:
         runner._get_command = functools.cache(runner._get_command)
     if "accelerate" in sys.modules:
         import accelerate.utils.memory
+        from accelerate.utils import imports
 
-        from kit.models.libraries import remember_packages
-
-        remember_packages()
-        # accelerate collects garbage before each training to free GPU memory: 20 ms.
+        # accelerate reads peft's metadata whenever a model is unwrapped: 1 ms.
+        imports._is_package_available = functools.cache(imports._is_package_available)
+        # It collects garbage before each training to free GPU memory: 20 ms.
         accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
     # pytest adds its handler six times per test to each logger that does not propagate: a hundred of torch's.
     for logger in list(logging.root.manager.loggerDict.values()):

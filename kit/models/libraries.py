@@ -8,7 +8,6 @@ another eighth, and find nothing during imports.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import os
 import sys
@@ -50,19 +49,6 @@ def load_libraries(model: ModelConfig, optimizer: str = "adamw", *, training: bo
 
             if training:
                 import trl.trainer.grpo_trainer  # noqa: F401
-    remember_packages()
-
-
-def remember_packages() -> None:
-    """Caches accelerate's check whether peft is installed.
-
-    Otherwise it reads peft's metadata from disk whenever a model is unwrapped, several times a step, for 1 ms each.
-    """
-    from accelerate.utils import imports
-
-    ask = getattr(imports, "_is_package_available", None)
-    if ask is not None and not hasattr(ask, "cache_info"):
-        imports._is_package_available = functools.cache(ask)
 
 
 @contextmanager
