@@ -48,7 +48,7 @@ def run(
     expand_segments(standby=config.generation.vllm.standby)
     reporter, logs = runner.console.Reporter(quiet), runner.console.LogCapture()
     with logs.collecting():
-        reporter.say(f"grpo-kit: run '{config.run.id}'{runner.distributed.note()}")
+        reporter.say(f"grpo-kit: run '{config.run.id}'")
         load_libraries(config.model, config.optimisation.optimizer)
         previous = runner.resume.load_previous_run(config, adopt=adopt) if resume else None
         runner.prepare.check_environment(config, trains=True)

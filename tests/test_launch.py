@@ -152,7 +152,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(launched: dict[str, 
     assert (status["state"], status["step"], status["exit"]) == ("stopped", 2, 130), launched["launcher"].stderr[-4000:]
     assert status["reason"] == "SIGTERM"
     assert launched["checkpoints"][-1] == "checkpoint-2"
-    assert launched["launcher"].stdout.count("grpo-kit: run 'two' on 2 processes") == 1
+    assert launched["launcher"].stdout.count("grpo-kit: run 'two'") == 1
 
 
 @pytest.mark.slow
@@ -194,9 +194,9 @@ def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("batch", "micro", "processes", "advice"),
     [
-        (8, None, 3, "Use 12 or 24."),
-        (8, 4, 3, "Use 12 or 24."),
-        (8, 8, 2, "Use 16 or 32"),
+        (8, None, 3, "Use a multiple of 12."),
+        (8, 4, 3, "Use a multiple of 12."),
+        (8, 8, 2, "Use a multiple of 16"),
         (8, None, 2, None),
         (24, 4, 3, None),
     ],

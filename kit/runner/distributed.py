@@ -7,6 +7,7 @@ alone (held-out scores, the report) they wait in the next collective of the trai
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from datetime import timedelta
@@ -24,11 +25,6 @@ PATIENCE = timedelta(days=2)
 def world_size() -> int:
     """Number of processes of this run, set by the launcher; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def note() -> str:
-    """Suffix of the first printed line; empty for one process."""
-    return "" if world_size() == 1 else f" on {world_size()} processes"
 
 
 def is_first() -> bool:
@@ -63,27 +59,17 @@ def announce(config: RunConfig, resumption: Any, threads: int, folder: RunDir) -
         broadcast_object_list([(config, resumption, threads)])
 
 
-def announced() -> tuple[RunConfig, Any, int]:
-    """Waits for `announce` of the first process and returns its values."""
-    from accelerate.utils import broadcast_object_list
-
-    message: tuple[RunConfig, Any, int] = broadcast_object_list([None])[0]
-    return message
-
-
 def check_division(config: RunConfig, processes: int) -> None:
-    """Raises `ConfigError` with the nearest valid sizes if the batch cannot be divided evenly by the processes."""
+    """Raises `ConfigError` with the valid sizes if the batch cannot be divided evenly by the processes."""
     batch, micro = config.optimisation.batch_size, config.optimisation.micro_batch_size
     unit = processes * (micro or 1)
     if batch % unit == 0:
         return
-    group = config.generation.num_generations
-    fitting = [size for size in range(group, 2 * batch + unit * group + 1, group) if size % unit == 0]
-    near = sorted(fitting, key=lambda size: (abs(size - batch), size))[:2]
+    valid = math.lcm(unit, config.generation.num_generations)
     raise ConfigError(
         f"optimisation.batch_size: {batch} completions a step cannot be shared by {processes} processes"
         + (f" with {micro} completions each at once (optimisation.micro_batch_size)" if micro else "")
-        + f". Use {' or '.join(map(str, sorted(near)))}"
+        + f". Use a multiple of {valid}"
         + (", or another micro_batch_size." if micro and batch % processes == 0 else ".")
     )
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from kit.models.backend import activate_backend, use_threads
 from kit.models.libraries import load_libraries
 from kit.runner import console, lifecycle, prepare, resume
-from kit.runner.distributed import FollowersRunDir, announced
+from kit.runner.distributed import FollowersRunDir
 
 
 def follow() -> None:
     """Waits for the first process, builds the same trainer, and trains."""
+    from accelerate.utils import broadcast_object_list
+
     from kit.models.failures import explained
 
-    config, resumption, threads = announced()
+    config, resumption, threads = broadcast_object_list([None])[0]  # waits for `announce` of the first process
     load_libraries(config.model, config.optimisation.optimizer)
     use_threads(threads, config.model.name)
     parts = prepare.prepare(config, fresh=False)
