@@ -10,6 +10,8 @@ from rewards import (
     build_samples,
     describe,
     load,
+    names,
+    parameters,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
@@ -106,3 +108,28 @@ def test_reasoning_gym_answers_that_the_verifier_cannot_read_are_wrong_not_error
     broken = json.dumps({"question": "Factorise 6.", "answer": "six", "metadata": {"number": 6, "factors": [2, 3]}})
     verdict = evaluate(load("reasoning-gym"), answered("two"), task="prime_factorization", entry=broken)
     assert verdict.statuses["accuracy"] == ["error"]  # not even the row's own reference can be read
+
+
+WRONG = [
+    ("math-verify", {"deadline": 0}),
+    ("math-verify", {"deadline": None}),
+    ("math-verify", {"format_weight": -1}),
+    ("math-verify", {"format_weight": float("nan")}),
+    ("math-verify", {"format_weight": True}),
+    ("code-stdio", {"memory_mb": float("inf")}),
+    ("mcq-letter", {"first_index": "3"}),
+    ("mcq-letter", {"strict": "maybe"}),
+]
+
+
+@pytest.mark.parametrize(("preset", "params"), WRONG)
+def test_values_of_another_type_or_range_are_refused(preset, params):
+    [(name, _)] = params.items()
+    with pytest.raises(PresetError, match=f"Preset '{preset}': {name} is .* Pass "):
+        load(preset, **params)
+
+
+@pytest.mark.parametrize("name", names())
+def test_defaults_of_every_preset_are_values_that_fit(name):
+    for parameter in parameters(name):
+        assert parameter.required or parameter.accepts(parameter.default), parameter

@@ -1,4 +1,4 @@
-"""kit.models.loading: finding models, counting weights, and refusals. Broken folders: tests/test_errors.py."""
+"""kit.models.loading and embedded: finding models, counting weights, and refusals. Broken folders: tests/test_errors.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer, Gemma2Config, Phi3Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Phi3Config
 
-from kit.config import ModelConfig
+from kit.config import EMBEDDED_MODELS, ModelConfig
 from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models import loading as models
+from kit.models.embedded import MODELS, source_of
 from kit.models.family import is_remote
 from kit.models.loading import find_model, load_model
 from kit.models.shape import shape_of
@@ -107,3 +108,10 @@ def test_all_weights_in_half_precision_are_refused(model_folder: Path) -> None:
 def test_a_misspelt_name_of_the_kits_models_is_pointed_out() -> None:
     with pytest.raises(ModelError, match="Did you mean 'smollm2'"):
         find_model(ModelConfig(name="smolm2"), chat=True)
+
+
+@pytest.mark.parametrize("name", EMBEDDED_MODELS)
+def test_a_model_lies_in_the_package_and_loads_in_float32(name: str) -> None:
+    folder = Path(source_of(name))
+    assert folder == MODELS / name
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32

@@ -1,7 +1,8 @@
-"""kit.runner.recording: a row per completion, a column per component, and a stop if rewards keep failing."""
+"""kit.runner.recording: rows and columns of completions, a stop if rewards keep failing; kit.runner.console: library logs."""
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
+from kit.runner.console import LogCapture
 from kit.runner.recording import FailureMonitor, columns, write_completions
 
 
@@ -102,3 +104,20 @@ def batches_until_stopped(*shares: float, limit: float = 0.2, batches: int = 99)
 )
 def test_a_run_is_stopped_after_five_bad_batches_in_a_row(shares: list[float], batches: int, stopped: int) -> None:
     assert batches_until_stopped(*shares, batches=batches) == stopped
+
+
+def test_what_torch_logs_goes_to_the_file_and_its_own_handlers_come_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("torch.utils.anything")
+    before = logging.getLogger("torch").handlers, logging.getLogger("torch").propagate
+    assert before[0], "torch prints by a handler of its own; if it no longer does, _libraries_quiet need not touch it"
+    logs = LogCapture()
+    with logs.collecting():
+        logger.warning("early")
+        with logs.written_to(tmp_path / "log.txt"):
+            logger.warning("late, of torch %s", torch.__version__)
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert [line.split(": ")[1][:4] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["earl", "late"]
+    assert (logging.getLogger("torch").handlers, logging.getLogger("torch").propagate) == before

@@ -1,4 +1,4 @@
-"""The inputs of New run: a displayed value is read back unchanged."""
+"""The inputs of New run: a displayed value is read back unchanged; parameters and range of the reward."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any, get_args
 import gradio as gr
 import pytest
 
+import rewards
 from kit.config import RunConfig, load_config, preset_names
 from kit.config.loading import lookup
+from kit.planning.workbench import answer
+from kit.ui import guard, reward
 from kit.ui.draft import Draft
 from kit.ui.form import Form, read, shown
 from kit.ui.new_run import build
@@ -75,3 +78,30 @@ def test_names_are_chosen_from_what_is_registered(form: Form) -> None:
     assert set(rewards.names()) <= set(choices["reward.preset"])
     assert "dapo" in choices["objective.recipe"]
     assert Draft().tree()["objective"]["recipe"] in choices["objective.recipe"]
+
+
+def test_every_parameter_is_listed_with_its_words_but_those_of_the_command_line() -> None:
+    for name in rewards.names():
+        _, table = reward.described(Draft().change("reward.preset", name).as_text())
+        for parameter in rewards.parameters(name):
+            assert parameter.words, f"{name}: {parameter.name} is not documented"
+            assert (f">{parameter.name}</code>" in table) == (parameter.name not in guard.COMMAND_LINE_ONLY)
+
+
+def weights(**config: Any) -> Any:
+    response = answer({"question": "weights", "config": {"reward": config}})
+    return response.get("answer", response.get("error"))
+
+
+def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
+    report = weights(preset="gsm8k-reasoning")
+    text = "The other components can add 0.30, a right answer (accuracy) adds 1.00: a wrong answer cannot win."
+    assert text in reward.earnings(report)
+    further = [{"path": "preset:length-target", "weight": 0.5}, {"path": "preset:gsm8k-hash", "weight": 0.1}]
+    report = weights(preset="gsm8k-reasoning", functions=further)
+    assert [part["name"] for part in report["parts"]][-2:] == ["gsm8k-hash.accuracy", "gsm8k-hash.format"]
+    assert report["checker"] == "accuracy"
+    assert "Shaping could outweigh correctness" in weights(preset="gsm8k-reasoning", params={"format_weight": 2.0})
+    assert "Shaping could outweigh" in weights(
+        preset="gsm8k-reasoning", functions=[{"path": "preset:gsm8k-hash", "weight": 2.0}]
+    )
