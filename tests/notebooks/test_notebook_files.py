@@ -60,8 +60,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     import subprocess
 
     commands: list[list[str]] = []
-    for name in ("PATH", "COLUMNS"):  # the cell changes them
+    for name in ("PATH", "COLUMNS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONUNBUFFERED"):  # the cell changes them
         monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
     def run(command: list[str], **how: Any) -> Any:
         commands.append(command)
@@ -95,6 +96,7 @@ def test_without_a_source_nothing_is_installed_and_one_sentence_says_what_to_set
 
 def test_what_is_installed_is_the_source_that_is_named(installed: Any, tmp_path: Path) -> None:
     assert installed(str(tmp_path)) == [f"{tmp_path}[tested,unsloth]"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0", "TRL refuses a trainer in the kernel that sees two GPUs"
     wheel = tmp_path / "grpo_kit-0.1.0-py3-none-any.whl"
     assert installed(str(wheel)) == [f"{wheel}[tested,unsloth]"]
     assert installed("git+https://host.example/kit.git@main") == [
