@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from kit.cli.options import AsJson, Config, Overrides, print_json, print_table
 from kit.runs.files import duration, one_line
+from kit.runs.worker import environment
 
 if TYPE_CHECKING:
     from kit.model_check.check import Findings
@@ -167,6 +169,7 @@ def model_check(
     """
     from kit.model_check.check import check_model
 
+    os.environ.update(environment())  # one GPU, as in a run: transformers would use all
     findings = check_model(source, weights=weights, trust_remote_code=trust_remote_code)
     if as_json:
         print_json(findings.as_dict())
