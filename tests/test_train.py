@@ -270,9 +270,10 @@ SENTINEL = "pathlib.Path('runs/it/control').mkdir(exist_ok=True); pathlib.Path('
     [
         ("os.kill(os.getpid(), signal.SIGINT)", "SIGINT"),
         ("[os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]", "SIGTERM"),  # one of them forwarded by the parent
+        ("[os.kill(os.getpid(), each) for each in (signal.SIGINT, signal.SIGTERM)]", "SIGINT"),  # Jupyter restarts
         (SENTINEL, "control/stop"),
     ],
-    ids=["Ctrl-C", "SIGTERM", "control/stop"],
+    ids=["Ctrl-C", "SIGTERM", "restart", "control/stop"],
 )
 def test_a_wish_to_stop_ends_the_run_after_its_step_with_a_checkpoint(act: str, reason: str, attempt: Any) -> None:
     write_function(STOP.format(act=act))

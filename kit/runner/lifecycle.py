@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import RunError
+from kit.runner.distributed import world_size
 from kit.runs.store import MANIFEST, RunDir, RunStore, is_complete
 from kit.trainer.checkpoint_writer import clear_staging
 
@@ -101,8 +102,7 @@ def clear_up(folder: RunDir) -> None:
 
 
 LAUNCHER_SECONDS = 5.0
-"""Seconds within which a parent (`kit.runs.worker`, torchrun, accelerate) may forward a signal that this process has received
-already."""
+"""Seconds within which a parent, e.g. torchrun, may forward a signal that this process has received already."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -115,7 +115,6 @@ class StopSignal:
     def __init__(self, run: RunDir | None = None) -> None:
         self.run = run
         self.reason: str | None = None
-        self.echo = 0.0  # seconds in which a launcher may forward a signal that this process has received
         self.ended: str | None = None  # why training ended early without a request to stop
         self.step: int | None = None  # the last completed step, for the final status
 
@@ -132,20 +131,24 @@ class StopSignal:
 
     @contextmanager
     def listening(self, on_message: Callable[[str], None]) -> Iterator[None]:
-        """Treats the first Ctrl-C or SIGTERM inside the block as a request to stop. A second one interrupts immediately."""
+        """Treats the first Ctrl-C or SIGTERM inside the block as a request to stop. A second one interrupts immediately.
 
+        A SIGTERM soon after it, or the first one after `control/stop`, changes nothing.
+        """
         heard = 0.0
 
         def on_signal(number: int, frame: Any) -> None:
             nonlocal heard
-            name = signal.Signals(number).name
+            now = time.monotonic()
             if self.reason is not None:
-                # systemd, Slurm and a machine that shuts down send SIGTERM to the parent too, which forwards it.
-                echo = LAUNCHER_SECONDS if name == self.reason == "SIGTERM" else self.echo
-                if time.monotonic() - heard < echo:
+                # Slurm sends SIGTERM to the parent too, which forwards it. Jupyter sends it after SIGINT to restart a kernel.
+                terminated = number == signal.SIGTERM
+                forwarded = now - heard < LAUNCHER_SECONDS and (terminated or world_size() > 1)
+                if forwarded or (terminated and not heard):
+                    heard = heard or now
                     return
                 raise KeyboardInterrupt
-            self.reason, heard = name, time.monotonic()
+            self.reason, heard = signal.Signals(number).name, now
             with suppress(RuntimeError):  # "reentrant call": the signal interrupted another print
                 on_message("Stopping after the current step, which is saved first. Press Ctrl-C again to stop at once.")
 

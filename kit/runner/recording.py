@@ -20,7 +20,7 @@ from kit.generation.multi_turn import readable, unanswered
 from kit.generation.prompts import question
 from kit.runner.console import Advance
 from kit.runner.distributed import is_first, world_size
-from kit.runner.lifecycle import LAUNCHER_SECONDS, StopSignal
+from kit.runner.lifecycle import StopSignal
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir
 
@@ -202,7 +202,6 @@ class SharedStop(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, stop: StopSignal, run: RunDir) -> None:
         self.stop, self.run = stop, run
-        stop.echo = LAUNCHER_SECONDS if world_size() > 1 else 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if world_size() == 1:

@@ -1,6 +1,6 @@
-"""Stops a run from outside: a request, then SIGTERM, a second SIGTERM, and SIGKILL of the process group.
+"""Stops a run from outside: a request, then SIGTERM, SIGINT, and SIGKILL of the process group.
 
-At `control/stop` or a first SIGTERM, the trainer finishes its step, saves a checkpoint and ends. At a second SIGTERM, it ends
+At `control/stop` or a first SIGTERM, the trainer finishes its step, saves a checkpoint and ends. At the SIGINT after it, it ends
 at once, without a checkpoint.
 """
 
@@ -81,7 +81,7 @@ def ask(run: RunDir) -> bool:
 
 
 def escalate(run: RunDir, pauses: tuple[float | None, float], on_message: Callable[[str], object]) -> dict[str, Any]:
-    """Send SIGTERM twice, then SIGKILL, until the run has ended; return its status. `pauses`: seconds after each SIGTERM.
+    """Send SIGTERM, SIGINT, then SIGKILL, until the run has ended; return its status. `pauses`: seconds after the first two.
 
     The process that only starts the run is never signalled; it has `FACE_SECONDS` to hand the run over.
     """
@@ -93,7 +93,7 @@ def escalate(run: RunDir, pauses: tuple[float | None, float], on_message: Callab
     begun = time.monotonic()
     stages = (
         (signal.SIGTERM, "it did not stop at its sentinel", pauses[0]),
-        (signal.SIGTERM, "interrupted at once", pauses[1]),
+        (signal.SIGINT, "interrupted at once", pauses[1]),
         (signal.SIGKILL, "it did not end by itself", SETTLE_SECONDS),
     )
     for number, why, pause in stages:

@@ -12,6 +12,7 @@ import pytest
 from patience import dead, wait_for
 
 from kit.errors import RunError
+from kit.runner.lifecycle import StopSignal
 from kit.runs import stopping, supervisor
 from kit.runs.process import descendants, identity, runs
 from kit.runs.stopping import stop
@@ -28,7 +29,8 @@ COUNTING = """
     def note(number, frame):
         terms.append(time.monotonic())
         run.write_status("running", terms=len(terms))
-    signal.signal(signal.SIGTERM, note)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
     run.write_status("running", terms=0)
 """
 DEAF = (
@@ -38,7 +40,7 @@ DEAF = (
         time.sleep(0.05)
 """
 )
-SECOND_TERM_ENDS = (
+SIGINT_ENDS = (
     COUNTING
     + """
     while len(terms) < 2:
@@ -74,12 +76,23 @@ def test_a_healthy_run_saves_and_ends_by_its_sentinel(running: RunDir) -> None:
     assert running.status() == status | {"supervisor": watcher}
 
 
+def test_the_first_sigterm_after_the_sentinel_lets_a_run_save(tmp_path: Path) -> None:
+    run = RunStore(tmp_path).create("it")
+    run.write_text("control/stop", "")
+    request = StopSignal(run)
+    with request.listening(lambda text: None):
+        assert request.is_requested()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_a_run_that_does_not_look_at_its_sentinel_is_interrupted(start: Start, write_job: WriteJob) -> None:
-    run = begun(start, write_job, SECOND_TERM_ENDS)
+    run = begun(start, write_job, SIGINT_ENDS)
     messages: list[str] = []
     status = stop(run, timeout=0.1, on_message=messages.append)
     assert (status["state"], status["reason"]) == ("stopped", "interrupted at once")
-    assert [line.split()[0] for line in messages] == ["SIGTERM", "SIGTERM"]
+    assert [line.split()[0] for line in messages] == ["SIGTERM", "SIGINT"]
 
 
 def test_a_run_that_ends_by_nothing_is_killed_with_all_it_started(start: Start, write_job: WriteJob) -> None:
@@ -90,7 +103,7 @@ def test_a_run_that_ends_by_nothing_is_killed_with_all_it_started(start: Start, 
     status = stop(run, timeout=0.1, on_message=messages.append)
     assert (status["state"], status["exit"]) == ("stopped", 137)
     assert status["reason"] == "SIGKILL: it did not end by itself"
-    assert [line.split()[0] for line in messages] == ["SIGTERM", "SIGTERM", "SIGKILL"]
+    assert [line.split()[0] for line in messages] == ["SIGTERM", "SIGINT", "SIGKILL"]
     wait_for(lambda: not any(runs(each) for each in family))
 
 
