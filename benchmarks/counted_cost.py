@@ -576,10 +576,10 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     from cost_meter import without_a_gpu
 
-    from kit.models.libraries import OF_LARGE_MODELS, UNUSED, hidden
+    from kit.models.libraries import UNUSED, hidden
 
     without_a_gpu()
-    with hidden(UNUSED + OF_LARGE_MODELS):  # two seconds of imports
+    with hidden((*UNUSED, "bitsandbytes", "torchao")):  # two seconds of imports
         import trl.trainer.grpo_trainer  # noqa: F401
     if options.memory is not None:
         return recount(options.memory, options.models)

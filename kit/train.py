@@ -49,7 +49,7 @@ def run(
     reporter, logs = runner.console.Reporter(quiet), runner.console.LogCapture()
     with logs.collecting():
         reporter.say(f"grpo-kit: run '{config.run.id}'")
-        load_libraries(config.model, config.optimisation.optimizer)
+        load_libraries(config.model)
         previous = runner.resume.load_previous_run(config, adopt=adopt) if resume else None
         runner.prepare.check_environment(config, trains=True)
         threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)

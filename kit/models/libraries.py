@@ -1,8 +1,7 @@
 """Imports libraries quickly, checks their versions, filters their import messages, and configures malloc.
 
-transformers, PEFT, datasets and TRL import all optional packages that are installed, used or not. With all of `UNUSED` and
-`OF_LARGE_MODELS` (Colab has most) that is a quarter of the 11 s of CPU time before a run starts. Garbage collections are
-another eighth, and find nothing during imports.
+transformers, PEFT, datasets and TRL import all optional packages that are installed, used or not. Garbage collections take an
+eighth of the CPU time before a run starts, and find nothing during imports.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kit.config import EMBEDDED_MODELS
 from kit.errors import EnvironmentUnsupported
 from kit.models.backend import TRANSFORMERS, choose_backend, is_of_the_kit, without_collections
 
@@ -24,24 +22,20 @@ if TYPE_CHECKING:
 
 UNUSED = ("sklearn", "trackio")
 """Packages for assisted generation, and a tracker that the kit runs in a separate process."""
-OF_LARGE_MODELS = ("bitsandbytes", "torchao")
-"""Packages for quantised weights and optimizers. Hidden for the embedded models if they use neither. transformers caches the
-result, so `is_bitsandbytes_available()` and `is_torchao_available()` stay False in such a process."""
 
 
-def load_libraries(model: ModelConfig, optimizer: str = "adamw", *, training: bool = True) -> None:
-    """Imports the libraries for `model` and `optimizer`, and TRL for `training`. Raises the errors of `choose_backend`.
+def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
+    """Imports the libraries for `model`, and TRL for `training`. Raises the errors of `choose_backend`.
 
     Does nothing in a process that the kit did not start, where other code may need the hidden packages, and for Unsloth, which
     needs all of them and must be imported before TRL.
     """
     if not is_of_the_kit():
         return
-    small = model.name in EMBEDDED_MODELS and not model.load_in_4bit and optimizer == "adamw"
     with without_collections():
         if training and choose_backend(model).name != TRANSFORMERS:  # imports torch
             return
-        with hidden(UNUSED + OF_LARGE_MODELS * small):
+        with hidden(UNUSED):
             import datasets  # noqa: F401
             import peft  # noqa: F401
             import transformers.generation.utils

@@ -120,7 +120,7 @@ def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
         config.optimisation.steps = STEPS
         expand_segments(standby=config.generation.vllm.standby)  # reserved memory depends on it
         use_threads(config.run.threads, config.model.name)
-        load_libraries(config.model, config.optimisation.optimizer)
+        load_libraries(config.model)
         parts = prepare(config, fresh=False)
         reporter.say("Two steps of the worst case: longest prompts, completions of full length")
         return two_steps(parts, Path(request["folder"]), reporter.say)

@@ -17,7 +17,7 @@ def follow() -> None:
     from kit.models.failures import explained
 
     config, resumption, threads = broadcast_object_list([None])[0]  # waits for `announce` of the first process
-    load_libraries(config.model, config.optimisation.optimizer)
+    load_libraries(config.model)
     use_threads(threads, config.model.name)
     parts = prepare.prepare(config, fresh=False)
     folder = FollowersRunDir(Path(config.run.root) / str(config.run.id))

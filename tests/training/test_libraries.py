@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import importlib.util
@@ -10,15 +9,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kit.config import ModelConfig
-from kit.models import libraries
-from kit.models.libraries import OF_LARGE_MODELS, UNUSED, hidden, load_libraries
+from kit.models.libraries import UNUSED, hidden, load_libraries
 
-OPTIONAL = [*UNUSED, *OF_LARGE_MODELS]
+OPTIONAL = [*UNUSED]
 
 
 def test_a_hidden_package_can_be_imported_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,25 +34,6 @@ def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pyte
     monkeypatch.setattr("kit.models.libraries.choose_backend", lambda model: 1 / 0)
     monkeypatch.setattr(gc, "freeze", lambda: 1 / 0)
     load_libraries(ModelConfig(name="embedded"))  # pytest is the main module
-
-
-@pytest.mark.parametrize(
-    ("model", "optimizer", "hidden_too"),
-    [
-        ({"name": "embedded"}, "adamw", True),
-        ({"name": "embedded"}, "adamw_8bit", False),
-        ({"name": "embedded", "load_in_4bit": True}, "adamw", False),
-        ({"name": "some/model"}, "adamw", False),
-    ],
-)
-def test_quantization_packages_are_hidden_where_nothing_is_quantized(
-    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], optimizer: str, hidden_too: bool
-) -> None:
-    hidden_names: list[str] = []
-    monkeypatch.setattr(libraries, "is_of_the_kit", lambda: True)
-    monkeypatch.setattr(libraries, "hidden", lambda names: hidden_names.extend(names) or contextlib.nullcontext())
-    load_libraries(ModelConfig(**model), optimizer, training=False)
-    assert hidden_names == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
 
 
 @pytest.mark.survival
