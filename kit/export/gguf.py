@@ -49,6 +49,8 @@ PREDICTING = ("qwen3_5", "qwen3_next")
 """Prefixes of the model types with layers for multi-token prediction. transformers drops these layers, but the converter declares
 them, and llama.cpp refuses a file that lacks them."""
 THINKING = "enable_thinking"
+MISREAD = ("gemma4", "gpt_oss", "qwen2_moe")
+"""Model types whose files transformers reads without some of their weights, e.g. Gemma 4's `layer_scalar`."""
 BINARIES = ("", "build/bin", "build/bin/Release", "bin")
 
 
@@ -99,7 +101,7 @@ def check_reader(config: Any, quantization: str) -> None:
     known = bool({kind, kind.removesuffix("_text")} & GGUF_CONFIG_MAPPING.keys())
     if kind in GGUF_TOKENIZER_ARCHS.values():  # read by a newer module of transformers
         known = quantization.upper().startswith((*GGML_NAME.values(), "F", "BF"))
-    if not known or kind.startswith("gemma4"):  # transformers reads Gemma 4 without its `layer_scalar`
+    if not known or kind.removesuffix("_text") in MISREAD:
         raise EnvironmentUnsupported(
             f"transformers does not read GGUF files of model_type '{kind}' in {quantization}, so the kit cannot verify the file. "
             "Write it with --no-verify, and compare its answers in llama.cpp; --to merged-16bit is verified."
@@ -151,6 +153,14 @@ def convert(
     tools: Tools, model: Path, target: Path, quantization: str, dtype: str, name: str, model_type: str = ""
 ) -> None:
     """Convert a merged model folder to the GGUF file `target`. Raises `RunError` with the last lines of the tool's output."""
+    if model_type == "granitemoehybrid":
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        names = {
+            "linear_attention": "mamba",
+            "full_attention": "attention",
+        }  # the converter reads those of the hub's files
+        config["layer_types"] = [names.get(kind, kind) for kind in config["layer_types"]]
+        (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     direct = quantization in CONVERTED
     half = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
     converted = target if direct else target.with_name("unquantised.gguf")
@@ -392,6 +402,8 @@ def modelfile(source: Any, ends: Sequence[int], file: str) -> tuple[str, list[st
             pieces = replace(pieces, start=pieces.start.removeprefix(bos), around=around)
         notes += [f"the template differs from training for: {kind}" for kind in wrong]
         lines.append(f'TEMPLATE """{go_template(pieces)}"""')
+    if settings.tools or settings.environment:
+        notes.append("the template has no tools: describe them in the system message")
     prompt = config.data.system_prompt
     if prompt and ('"""' in prompt or prompt.endswith('"')):
         notes.append(

@@ -92,6 +92,16 @@ def test_layers_for_multi_token_prediction_that_transformers_drops_are_not_decla
             assert declared == (name == "old" or model_type == "qwen3")
 
 
+def test_granites_layers_have_the_names_of_its_files_on_the_hub(tmp_path: Path) -> None:
+    from transformers import GraniteMoeHybridConfig
+
+    GraniteMoeHybridConfig(num_hidden_layers=2, layer_types=["mamba", "attention"]).save_pretrained(tmp_path / "model")
+    tools = Tools(put(tmp_path / CONVERTER, FAKE.format(prints="", writes=True, code=0)), None)
+    convert(tools, tmp_path / "model", tmp_path / "it.gguf", "q8_0", "bfloat16", "it", "granitemoehybrid")
+    saved = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert saved["layer_types"] == ["mamba", "attention"]  # llama.cpp's converter reads these only
+
+
 def test_the_converter_finds_the_files_of_a_sentencepiece_tokenizer(tmp_path: Path, run: RunDir) -> None:
     source = open_source(run, None)[0]
     shutil.copytree(source.files.source, tmp_path / "base")

@@ -232,14 +232,15 @@ def test_a_file_is_read_without_kernels_of_the_hub(
 
 
 def test_a_file_that_transformers_cannot_read_is_refused_before_the_export() -> None:
-    from transformers import Gemma4Config, GraniteConfig, MistralConfig, Qwen3_5Config
+    from transformers import Gemma4Config, GptOssConfig, GraniteConfig, MistralConfig, Qwen3_5Config
 
     from kit.errors import EnvironmentUnsupported
     from kit.export.gguf import check_reader
 
     check_reader(Qwen3_5Config(), "q4_k_m")
     check_reader(MistralConfig(), "q2_k")
-    for config, quantization in ((GraniteConfig(), "q8_0"), (Gemma4Config(), "f32"), (Qwen3_5Config(), "q3_k_m")):
+    unread = ((GraniteConfig(), "q8_0"), (Gemma4Config(), "f32"), (GptOssConfig(), "f32"), (Qwen3_5Config(), "q3_k_m"))
+    for config, quantization in unread:
         with pytest.raises(EnvironmentUnsupported, match="--no-verify"):
             check_reader(config, quantization)
 

@@ -89,6 +89,8 @@ def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
     assert 'PARAMETER stop "<|im_end|>"' in lines
     assert {"PARAMETER temperature 0.7", "PARAMETER top_p 1", "PARAMETER top_k 0", "PARAMETER min_p 0",
             "PARAMETER repeat_penalty 1"} <= set(lines)  # fmt: skip
+    config.generation.tools = ["tools.py:add"]
+    assert "has no tools" in modelfile(source, [tokenizer.eos_token_id], "it-Q8_0.gguf")[1][0]
 
 
 def test_the_beginning_of_text_token_that_ollama_adds_is_not_written(tokenizer: Any) -> None:
