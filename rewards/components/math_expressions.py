@@ -154,7 +154,9 @@ def _converter() -> Any:
                 return super().convert_postfix_list(arr, i)
             if len(values) == 2 and _is_mixed(texts, values):
                 return values[0] + values[1]
-            if any(_are_numbers(*pair) for pair in pairwise(texts)):
+            # Adjacent numbers (`70 2`, `70{2}`) are neither one number nor a clear product.
+            numbers = [text.strip("0123456789.{}") == "" for text in texts]
+            if any(all(both) and left[-1:].isdigit() for left, both in zip(texts, pairwise(numbers), strict=False)):
                 raise Opaque
             product = values[-1]
             for value in reversed(values[:-1]):
@@ -172,11 +174,6 @@ def _is_mixed(texts: list[str], values: list[Any]) -> bool:
         and texts[1].startswith("\\frac")
         and bool(part.is_Rational and 0 < part < 1 and integer >= 0)
     )
-
-
-def _are_numbers(left: str, right: str) -> bool:
-    """Whether the factors are adjacent numbers (`70 2`, `70{2}`), which are neither one number nor a clear product."""
-    return left[-1:].isdigit() and left.strip("0123456789.{}") == "" and right.strip("0123456789.{}") == ""
 
 
 def _is_nested_well(text: str) -> bool:
