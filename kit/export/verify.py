@@ -49,8 +49,7 @@ class Measured:
     computed: str
     answers: Answers
     base_logps: list[list[float]] | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    """Keys of `model` that differed from the run's."""
+    changes: dict[str, Any] = field(default_factory=dict)  # keys of `model` that differed from the run's
 
 
 def measure(source: Source, rows: list[dict[str, Any]], longest: int, **changes: Any) -> Measured:

@@ -222,8 +222,7 @@ def for_training(model: Any) -> None:
 def free_cache(model: Any) -> None:
     """Removes the key-value cache that Unsloth's generation leaves on the attention layers.
 
-    Otherwise it stays until the next forward pass without a cache, beside vLLM's. If memory ran out while it was allocated, that
-    pass fails.
+    Otherwise it stays beside vLLM's until the next pass without a cache, which fails if memory ran out while it was allocated.
     """
     graphs = sys.modules.get("unsloth.models._decode_graphs")
     if graphs is not None:

@@ -205,8 +205,8 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str, *, experts
     """Return the changes that make `config` fit into `room` bytes, the least harmful first; None if no changes do.
 
     First vLLM gets the memory share that it needs to start. Then the least harmful change that lowers the excess is added until
-    every phase fits. Finally, starting with the most harmful, each change is dropped or made as small as possible. `experts`:
-    the model is a mixture of experts, which Unsloth does not train.
+    every phase fits. Finally, starting with the most harmful, each change is dropped or made as small as possible.
+    `experts`: do not propose Unsloth, which does not train a mixture of experts.
     """
 
     def excess(changes: Mapping[str, Change]) -> float:
@@ -307,8 +307,7 @@ class Subject:
     """The input of a plan: a configuration, the shape of its model, its objective and its longest prompts.
 
     `lengths` comes from `kit.runner.prepare.longest_prompts`. `teacher_shape` is the shape of a separate teacher model.
-    `overflows` is true if the model overflows in float16, so that a GPU without bfloat16 computes in float32; `experts` is true
-    for a mixture of experts.
+    `overflows`: it overflows in float16, so that a GPU without bfloat16 computes in float32. `experts`: a mixture of experts.
     """
 
     config: RunConfig

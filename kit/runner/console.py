@@ -51,11 +51,9 @@ class Terminal(Console):
     """A console whose reader may end before the run, as a notebook's kernel that dies: the run continues without it."""
 
     def on_broken_pipe(self) -> None:
-        """Stops printing, here and in libraries. rich would end the process."""
-        self.quiet = True
-        nothing = os.open(os.devnull, os.O_WRONLY)
+        self.quiet = True  # rich would end the process
         for stream in (1, 2):
-            os.dup2(nothing, stream)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 class Reporter:
@@ -188,7 +186,6 @@ def draw_report(run: RunDir, write_report: Callable[..., Path], **ending: Any) -
 def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[str]:
     """Lines of a label and a text: the files of a run, and the commands to continue with."""
     root, trained = run.root_option, run.adapter.is_dir()
-    on_one_process = " --force" if world_size() > 1 else ""
     is_example = config.model.name in (*EMBEDDED_MODELS, SMOLLM2) and config.data.source.startswith(
         ("reasoning-gym:", "kit:")
     )
@@ -197,7 +194,7 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
         ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to repeat the run)"),
         ("completions", parquet if config.run.save_completions else None),
         ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),
-        ("resume", f"grpo-kit resume {run.id}{root}{on_one_process}" if stopped else None),
+        ("resume", f"grpo-kit resume {run.id}{root}{' --force' * (world_size() > 1)}" if stopped else None),
         ("chat", f"grpo-kit chat {run.id}{root}" if trained else None),
         ("export", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
         ("another seed", again(run, config.run.seed + 1) if not stopped else None),

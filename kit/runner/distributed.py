@@ -69,8 +69,7 @@ def check_division(config: RunConfig, processes: int) -> None:
     raise ConfigError(
         f"optimisation.batch_size: {batch} completions a step cannot be shared by {processes} processes"
         + (f" with {micro} completions each at once (optimisation.micro_batch_size)" if micro else "")
-        + f". Use a multiple of {valid}"
-        + (", or another micro_batch_size." if micro and batch % processes == 0 else ".")
+        + f". Use a multiple of {valid}."
     )
 
 

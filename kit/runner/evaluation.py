@@ -143,8 +143,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             self._evaluate(model, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.config.every:
-            self.file_best(self.decision(state.global_step).standing.best_trained)
+        self.file_best(self.decision(state.global_step).standing.best_trained)
 
     def _is_due(self, step: int, state: Any) -> bool:
         return bool(self.config.every) and step > 0 and step % self.config.every == 0 and step < state.max_steps
