@@ -167,9 +167,8 @@ def write(source: Source, export_format: str, folder: Path, request: dict[str, A
         if note := missing_ends(written.gguf, source.tokenizer, _ends(source)):
             source.note(note)
             limits.append(f"{note[0].upper()}{note[1:]}.")
-        limits.append(
-            f"Rounded to {quantization}, and verified by reading the file back with transformers, not with llama.cpp."
-        )
+        check = "The verification reads the file with transformers, not with llama.cpp"
+        limits.append(f"Rounded to {quantization}. {check if request['verify'] else 'Not verified'}.")
     if export_format == "ollama" and written.gguf is not None:
         text, notes = modelfile(source, _ends(source), written.gguf.name)
         (folder / "Modelfile").write_text(text, encoding="utf-8")

@@ -527,6 +527,18 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
     assert "/tmp" not in text
 
 
+@pytest.mark.parametrize("verifies", [True, False])
+def test_a_card_says_that_a_file_was_not_verified(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verifies: bool
+) -> None:
+    monkeypatch.setattr(job, "_write_merged", lambda *_: Written("q8_0", tmp_path / "it.gguf"))
+    monkeypatch.setattr("kit.export.gguf.missing_ends", lambda *_: None)
+    job.write(
+        source, "gguf", tmp_path, ExportRequest("gguf", verify=verifies).for_run(source.run), Reporter(quiet=True)
+    )
+    assert ("Rounded to q8_0. Not verified." in (tmp_path / "README.md").read_text()) != verifies
+
+
 def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir, tmp_path: Path) -> None:
     from kit.export.card import model_card
 
