@@ -25,6 +25,7 @@ from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, fi
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import lengths_of, question, thinking_note
+from kit.models.failures import BatchSizeBackoff
 from kit.models.loading import autocast_dtype
 from kit.planning.workbench import audit, plain
 from kit.runs.lock import held_gpu
@@ -269,7 +270,7 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
         seed=config.run.seed,
         batch_size=config.optimisation.batch_size,
     )
-    arguments = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
+    arguments = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker, BatchSizeBackoff())
     base = BaseModel(chosen.to_list(), *arguments, interaction=parts.interaction, processor=parts.files.processor)
     base.half = autocast_dtype(config.model, parts.files.backend)
     sampled = base.sample(model, progress)

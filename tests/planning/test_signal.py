@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 import rewards
 from kit.config import load_config
@@ -85,6 +86,20 @@ def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
     assert 0 < report["pass@1"]["value"] < report["pass@8"]["value"]
     assert report["pass@1"]["low"] <= report["pass@1"]["value"] <= report["pass@1"]["high"]
     json.dumps(report, allow_nan=False)
+
+
+def test_out_of_memory_it_samples_fewer_at_once(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, sizes = BaseModel._generate, list[int]()
+
+    def limited(self: BaseModel, model: Any, prompts: list[Any], *rest: Any) -> Any:
+        sizes.append(len(prompts))
+        if len(prompts) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(self, model, prompts, *rest)
+
+    monkeypatch.setattr(BaseModel, "_generate", limited)
+    assert verdict_of(loaded, sometimes)["verdict"]
+    assert sizes[:2] == [64, 32]
 
 
 def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: Any) -> None:
