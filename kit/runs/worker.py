@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import json
 import os
 import queue
@@ -249,11 +250,10 @@ def environment() -> dict[str, str]:
 @functools.cache
 def _colab_token() -> str | None:
     """Colab's secret HF_TOKEN, if it exists and the notebook has access. It is read once."""
-    colab = sys.modules.get("google.colab")
-    try:
-        return colab.userdata.get("HF_TOKEN") or None if colab is not None else None
-    except Exception:  # errors of Colab: no such secret, no access, no answer
-        return None
+    with contextlib.suppress(Exception):  # errors of Colab: no such secret, no access, no answer
+        if "google.colab" in sys.modules:  # which does not import `userdata` itself
+            return importlib.import_module("google.colab.userdata").get("HF_TOKEN") or None
+    return None
 
 
 @contextlib.contextmanager

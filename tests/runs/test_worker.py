@@ -182,7 +182,7 @@ def test_colabs_secret_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.colab", colab)
     for secrets, token in (({"HF_TOKEN": "mine"}, "mine"), (ModuleType("without access"), None)):
         worker._colab_token.cache_clear()
-        colab.userdata = secrets  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "google.colab.userdata", secrets)  # a module that Colab does not import
         assert worker.environment().get("HF_TOKEN") == token
     monkeypatch.setenv("HF_TOKEN", "one's own")
     assert worker.environment()["HF_TOKEN"] == "one's own"
