@@ -124,12 +124,15 @@ class Workload:
     def cached_tokens(self) -> int:
         """The most tokens of a completion in the key-value caches of its layers: T.
 
-        With Unsloth's generation max(2 P + 513, P + 1 + 512 ceil(C / 512)): it copies the prompt's cache into one that grows.
+        With Unsloth's generation max(P + [P + 513], [T + 1], P + 1 + 512 ceil(C / 512)), where [] rounds up to 256: it copies the
+        prompt's cache into one that grows, in rollouts by CUDA graphs for rounded sizes.
         """
         if not self.unsloth:
             return self.tokens
-        grown = UNSLOTH_ROWS * math.ceil(self.completion / UNSLOTH_ROWS)
-        return self.prompt + 1 + max(self.prompt + UNSLOTH_ROWS, grown)
+        first, last = (256 * math.ceil(rows / 256) for rows in (self.prompt + UNSLOTH_ROWS + 1, self.tokens + 1))
+        return max(
+            self.prompt + first, last, self.prompt + 1 + UNSLOTH_ROWS * math.ceil(self.completion / UNSLOTH_ROWS)
+        )
 
     @property
     def tokens_at_once(self) -> int:

@@ -143,7 +143,8 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
 
 def test_unsloths_cache_grows_by_512_tokens(shape: ModelShape) -> None:
     work = replace(WORK, unsloth=True, prompt=256, completion=128)
-    assert work.cached_tokens == 256 + 256 + 513  # the prompt's cache, and its copy with room for 512
+    assert work.cached_tokens == 256 + 1024  # the prompt's cache, and its copy with room for 512, rounded up to 256
+    assert replace(work, prompt=512, completion=1024).cached_tokens == 1792
     work = replace(work, completion=768)
     assert work.cached_tokens == 256 + 1 + 1024
     assert rollout_terms(shape, work, 3)["key-value cache"] == 2 * shape.layers * shape.key * 4 * 3 * 1281
