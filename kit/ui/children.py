@@ -15,7 +15,6 @@ from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import KitError, RunError
-from kit.runs.lock import gpu_holder
 from kit.runs.worker import MOST_BYTES, JobStopped, Worker, as_error, call_for_result, environment
 
 MODULE = "kit.planning.workbench"
@@ -29,11 +28,11 @@ HEAVY = frozenset({"lengths", "plan", "validate"})
 class Bench:
     """One child process. It answers one question at a time; further ones wait.
 
-    spares_gpu: hide the GPU from a child that starts while a run holds it, because a reward model would take its memory.
+    spares_gpu: hide the GPU from the child, because a reward model would take its memory from a run.
     """
 
     def __init__(self, *, spares_gpu: bool = False) -> None:
-        self._spares_gpu = spares_gpu
+        self._hidden = {"CUDA_VISIBLE_DEVICES": ""} if spares_gpu else {}
         self._worker: Worker | None = None
         self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -80,8 +79,7 @@ class Bench:
             self._idle.cancel()
         if self._worker is None or self._worker.poll() is not None:
             self._replies = queue.SimpleQueue()
-            hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._spares_gpu and gpu_holder() else {}
-            self._worker = Worker(MODULE, on_message=self._replies.put, env=environment() | hidden)
+            self._worker = Worker(MODULE, on_message=self._replies.put, env=environment() | self._hidden)
         return self._worker
 
     def _rest(self) -> None:
