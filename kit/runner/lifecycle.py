@@ -143,8 +143,7 @@ class StopSignal:
             if self.reason is not None:
                 # Slurm sends SIGTERM to the parent too, which forwards it. Jupyter sends it after SIGINT to restart a kernel.
                 terminated = number == signal.SIGTERM
-                forwarded = now - heard < LAUNCHER_SECONDS and (terminated or world_size() > 1)
-                if forwarded or (terminated and not heard):
+                if (terminated and not heard) or (now - heard < LAUNCHER_SECONDS and (terminated or world_size() > 1)):
                     heard = heard or now
                     return
                 raise KeyboardInterrupt
