@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -284,13 +285,12 @@ def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
     """The known attacks around a training row's right answer, each scored next to a right and a wrong answer."""
     from kit.runner.prepare import build_reward
     from rewards import testing
-    from rewards.attacks import near_misses
     from rewards.samples import completion_text
 
     (row,) = pick(config, [int(request.get("row", 0))])
     preset = build_reward(config)
     right = str(row.get("reference") or "")
-    wrong = next(iter(near_misses(right)), f"not {right}")
+    wrong = another(right)
     style = str(request.get("style") or style_of(config))
     report = testing.check(preset, [{**row, "style": style, "right": right, "wrong": wrong}])
     return {
@@ -331,14 +331,14 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
 
 def examples(config: RunConfig, request: Request) -> list[str]:
     """Example completions: right, wrong, right in another format, truncated."""
-    from rewards.attacks import near_misses, render_answer
+    from rewards.attacks import render_answer
 
     (row,) = pick(config, [int(request.get("row", 0))])
     right, style = str(row.get("reference") or "42"), style_of(config)
     answer_text = render_answer(style, right)
     return [
         answer_text,
-        render_answer(style, next(iter(near_misses(right)), f"not {right}")),
+        render_answer(style, another(right)),
         f"The answer is {right}.",
         answer_text[: max(1, 2 * len(answer_text) // 3)],
     ]
@@ -350,6 +350,13 @@ def style_of(config: RunConfig) -> str:
 
     examples = testing.golden(config.reward.preset) if config.reward.preset else []
     return str(next((row["style"] for row in examples if "style" in row), "answer"))
+
+
+def another(right: str) -> str:
+    """A wrong answer of the same kind. Of a text, a near miss may be right for some rewards."""
+    from rewards.attacks import near_misses
+
+    return next(iter(near_misses(right)), "") if re.fullmatch(r"-?[\d.,/]+", right) else "something else"
 
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:

@@ -115,6 +115,8 @@ def test_attacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) ->
     assert report["passed"], report["problems"]
     assert sum(case["kind"] == "attack" for case in report["cases"]) > 20
     assert report["right"] != report["wrong"]
+    assert workbench.another("72") not in ("72", "something else")
+    assert workbench.another("Jane Austen") == "something else"  # `-(Jane Austen)` is right for rewards of text
     (missing,) = [case for case in report["cases"] if case["name"] == "missing"]
     assert missing["completion"] is None
 
