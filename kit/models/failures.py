@@ -33,7 +33,7 @@ HANDLE_BYTES = 512 * 1024**2
 """Free bytes of a GPU below which cuBLAS or cuDNN may fail to create a handle."""
 MEMORY_ADVICE = (
     "In this order: lower optimisation.micro_batch_size (same result, less memory), set "
-    "optimisation.gradient_checkpointing: true, lower generation.max_completion_tokens, set model.load_in_4bit: true, or "
+    "optimisation.gradient_checkpointing: offload, lower generation.max_completion_tokens, set model.load_in_4bit: true, or "
     "optimisation.optimizer: adamw_8bit; `grpo-kit plan` shows how much each of them saves."
 )
 DISK_FULL = ("no space left on device", "disk quota exceeded", "pytorchstreamwriter failed")
@@ -203,6 +203,7 @@ class BatchSizeBackoff:
         self.tell = tell or (lambda event: log.warning("%s (%s)", backoff_message(event), event.reason))
         self.micro_batch_size = micro_batch_size
         self.sizes: dict[str, int] = {}
+        self.chosen = frozenset[str]()  # sizes for this machine, which a checkpoint of another one does not replace
         self.in_a_row = 0
         self.step = 0
 
@@ -253,8 +254,8 @@ class BatchSizeBackoff:
         return dict(self.sizes)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restores the sizes of `state_dict()`, except those that are smaller already."""
-        self.sizes |= {work: self.rows(work, int(state[work])) for work in KINDS if work in state}
+        """Restores the sizes of `state_dict()`, except those of `chosen`."""
+        self.sizes |= {work: int(state[work]) for work in KINDS if work in state and work not in self.chosen}
 
 
 def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent) -> None:

@@ -95,6 +95,7 @@ def load(
     backoff = BatchSizeBackoff(tell, args.per_device_train_batch_size)
     if at_once is not None:
         backoff.sizes["generation"] = at_once
+    backoff.chosen = frozenset() if is_same_machine(previous, config) else frozenset({"generation"})
     return Loaded(loaded, rewards, args, teacher, budget, backoff, notes)
 
 
@@ -226,8 +227,7 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
         )
     )
     if previous is not None and previous.checkpoint is not None:
-        made_on, made_by = previous.env.get("gpu"), previous.env.get("engine", {}).get("name")
-        if (made_on, made_by) == (gpu_name(), config.generation.engine):
+        if is_same_machine(previous, config):
             at_once, batch_note = previous.env.get("generation_batch"), ""
         if "token_budget" in previous.env:
             budget = previous.env["token_budget"]
@@ -236,6 +236,12 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
     if config.optimisation.token_budget is not None:
         budget, budget_note = config.optimisation.token_budget or None, ""
     return budget, at_once, {"token_budget": budget_note, "generation_batch": batch_note}
+
+
+def is_same_machine(previous: PreviousRun | None, config: RunConfig) -> bool:
+    """Whether a run continues on the GPU and with the engine of its start."""
+    env = {} if previous is None else previous.env
+    return (env.get("gpu"), env.get("engine", {}).get("name")) == (gpu_name(), config.generation.engine)
 
 
 def gpu_name() -> str | None:

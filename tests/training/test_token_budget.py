@@ -16,6 +16,7 @@ from kit.errors import ObjectiveError
 from kit.generation import decoding
 from kit.models import memory
 from kit.models.backend import Backend
+from kit.models.failures import BatchSizeBackoff
 from kit.models.shape import shape_of
 from kit.objective import Objective
 from kit.objective.objective import parts_obstacle
@@ -183,8 +184,12 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypa
     before = {"engine": {"name": "hf"}}
     assert chosen(30, env=before | {"generation_batch": 24}) == 24
     assert chosen(0.1, env=before) is None  # an earlier run continues with its own setting
-    for changed in ({"engine": {"name": "vllm"}}, before | {"gpu": "a larger GPU"}):
+    for changed in ({"engine": {"name": "vllm"}}, before | {"gpu": "another GPU"}):
         assert sizes(0.1, env=changed)[1] == 1
+    backoff = BatchSizeBackoff()
+    backoff.sizes, backoff.chosen = {"generation": 24}, frozenset({"generation"})  # of a larger GPU
+    backoff.load_state_dict({"generation": 2, "training": 4})
+    assert backoff.sizes == {"generation": 24, "training": 4}
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert chosen(30) is None  # several processes divide nothing
 
