@@ -48,12 +48,15 @@ class Advance(Protocol):
 
 
 class Terminal(Console):
-    """A console whose reader may end before the run, as a notebook's kernel that dies: the run continues without it."""
+    """A console whose reader may end before the run, as a notebook's kernel or a terminal: the run continues without it."""
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True  # rich would end the process
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError:  # EPIPE or EIO; rich would end the process
+            self.quiet = True
+            for stream in (1, 2) if os.path.samestat(os.fstat(1), os.fstat(2)) else (1,):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 class Reporter:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -34,7 +35,8 @@ def said(run: RunDir, config: RunConfig, stopped: str | None = None) -> dict[str
     return {line[:15].strip(): line[15:] for line in lines}
 
 
-def test_a_run_goes_on_when_the_process_that_reads_its_output_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [os.pipe, os.openpty], ids=["pipe", "terminal"])
+def test_a_run_goes_on_when_the_process_that_reads_its_output_dies(tmp_path: Path, ends: Any) -> None:
     """As a notebook's kernel that is killed. rich would end the run."""
     code = """
 import sys
@@ -46,18 +48,20 @@ for text in "abc":
     reporter.say(text), print(text, flush=True), print(text, file=sys.stderr, flush=True)
 open("done", "w")
 """
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    reader, writer = ends()
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        **pipes,
+        stdin=subprocess.PIPE,
+        stdout=writer,
+        stderr=writer,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    for pipe in (process.stdout, process.stderr, process.stdin):
-        pipe.close()  # type: ignore[union-attr]
-    assert process.wait(60) == 0
+    os.close(writer)
+    assert b"ready" in os.read(reader, 100)
+    os.close(reader)
+    process.communicate(timeout=60)  # closes its input
+    assert process.returncode == 0
     assert (tmp_path / "done").exists()
 
 
