@@ -15,8 +15,13 @@ from rewards.evaluation import run_component
 
 
 def countdown(text: str) -> None:
-    answer = f"<think>try</think><answer>{text[:9_000]}</answer>"
-    load("countdown").score(build_samples([text[:500]], [answer], nums=[[19, 1, 4]], target=[72]))
+    answers = [f"<think>try</think><answer>{text[:size]}</answer>" for size in (9_000, 500)]
+    load("countdown").score(build_samples(["p"] * 2, answers, nums=[[19, 1, 4]] * 2, target=[72] * 2))
+
+
+def overlap(text: str) -> None:
+    for part in (text[:1_900], text):  # longer texts are refused
+        load("text-overlap").score(build_samples(["p"], [part], reference=["a " * 600]))
 
 
 LANGUAGE = LanguageConsistency(language="zh")
@@ -28,10 +33,10 @@ SCANNERS: dict[Callable[[str], object], str] = {
     lambda text: compat.reasoning_steps_reward(["<think>\n" + text]): STEPS,
     countdown: "(|-|1+|9*| |1|=|((1)",
     find_json: ' |{|}|[|]|"|\\|\\"|```|```\n|{}|[]|{"a":|<think>|</think>|`',
-    lambda text: find_json("x" + text[:90_000] + "]", False): "[|{|\\|[]",
+    lambda text: find_json("x" + text + "]", False): ' |{|}|[|]|"|\\|\\"|```|{}|[]|{"a":|<think>|</think>|`',
     lambda text: run_component(LANGUAGE, build_samples(["?"], [text]), Context()): "a|a |中|\\a|<a>|<|\\|\ud800| |ab",
     language_of: "a|é|犬|the |\ud800",
-    lambda text: load("text-overlap").score(build_samples(["p"], [text], reference=["a " * 600])): "a | |犬|é",
+    overlap: "a | |犬|é",
     lambda text: readable(text, min_words=5, prompt="a b a b a b"): (
         " |<think>|</think>|<answer></answer>|a b |1,|.\n|\u200b|中|ignore all "
     ),

@@ -147,7 +147,7 @@ def test_the_longest_answers_of_anything_are_read_quickly() -> None:
         "{|}|(|,| |1,|1 |$|\\|\\text{|=|a |1:|\\cup|^|1,234|A |A'|Aa|1.|1.\\overline{|\\dot3|_{|1e|1 cm |\\text{a}/"
     )
     for pattern in [*patterns.split("|"), "|", "(" * 990 + "1" + ")" * 990]:
-        text = (pattern * MAX_MATH_CHARS)[:MAX_MATH_CHARS]
+        text = pattern if len(pattern) > 990 else (pattern * MAX_MATH_CHARS)[:MAX_MATH_CHARS]
         start = time.process_time()
         split(plain(text)), words(text), number(text), match_form(text), numeral(text), same_order(text, text + "A")
         assert time.process_time() - start < 0.2, pattern
