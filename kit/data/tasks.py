@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 from typing import Any
@@ -46,14 +45,17 @@ def read_task(name: str, config: DataConfig) -> Source:
     digest = hashlib.sha256(f"reasoning-gym {config.seed}".encode()).hexdigest()
     seed = int(digest[:7], 16)  # below 2**28: numpy takes it
     try:
-        records = [*_generate(name, json.dumps(config.task_params), seed, count)]
-    except DataError:
-        raise
+        dataset = gym.create_dataset(name, seed=seed, size=10 * count + 1000, **config.task_params)
     except Exception as error:  # tasks check their parameters with assert, or fail with any error
         raise DataError(
             f"data.task_params: {name} refuses {config.task_params}: {error or type(error).__name__}. "
             f"It takes {listed}."
         ) from error
+    key = repr((name, config.task_params, seed, count))
+    if key not in _KNOWN:
+        _KNOWN.clear()
+        _KNOWN[key] = _generate(dataset, name, count)
+    records = [*_KNOWN[key]]
     notes = []
     if len(records) < count:
         notes.append(
@@ -69,10 +71,13 @@ def task_names() -> list[str]:
     return sorted(factory().DATASETS)
 
 
-@functools.lru_cache(maxsize=2)  # the page asks again at each change of a key, and `countdown` takes half a minute
-def _generate(name: str, parameters: str, seed: int, count: int) -> list[Record | Fault]:
-    """Up to `count` records with different questions. Stops after many repeated questions in a row. `parameters`: JSON."""
-    dataset = factory(name).create_dataset(name, seed=seed, size=10 * count + 1000, **json.loads(parameters))
+_KNOWN: dict[
+    str, list[Record | Fault]
+] = {}  # the page asks again at each change of a key; `countdown` takes half a minute
+
+
+def _generate(dataset: Any, name: str, count: int) -> list[Record | Fault]:
+    """Up to `count` records with different questions. Stops after many repeated questions in a row."""
     records: list[Record | Fault] = []
     questions: set[str] = set()
     repeats = 0
