@@ -241,7 +241,10 @@ def missing_ends(path: Path, tokenizer: Any, ends: Sequence[int]) -> str | None:
     """A note about the tokens that ended completions in training and that the file does not name, or None."""
     file_ends: set[Any] = {tokenizer.eos_token_id}
     if importlib.util.find_spec("gguf") is not None:  # without it there is no verification either
-        header = read_header(path)
+        try:
+            header = read_header(path)
+        except Exception:  # a damaged file may raise any type; the verification reports it
+            return None
         file_ends = {header.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
     missing = [tokenizer.decode([end]) for end in ends if end not in file_ends]
     if not missing:
