@@ -135,19 +135,19 @@ class StopSignal:
 
         A SIGTERM soon after it, or the first one after `control/stop`, changes nothing.
         """
-        heard = 0.0
+        heard, first = 0.0, 0
 
         def on_signal(number: int, frame: Any) -> None:
-            nonlocal heard
+            nonlocal heard, first
             now = time.monotonic()
             if self.reason is not None:
                 # Slurm sends SIGTERM to the parent too, which forwards it. Jupyter sends it after SIGINT to restart a kernel.
-                terminated = number == signal.SIGTERM
-                if (terminated and not heard) or (now - heard < LAUNCHER_SECONDS and (terminated or world_size() > 1)):
-                    heard = heard or now
+                forwarded = number == signal.SIGTERM or (world_size() > 1 and number == first)
+                if forwarded and (not heard or now - heard < LAUNCHER_SECONDS):
+                    heard, first = heard or now, first or number
                     return
                 raise KeyboardInterrupt
-            self.reason, heard = signal.Signals(number).name, now
+            self.reason, heard, first = signal.Signals(number).name, now, number
             with suppress(RuntimeError):  # "reentrant call": the signal interrupted another print
                 on_message("Stopping after the current step, which is saved first. Press Ctrl-C again to stop at once.")
 
