@@ -394,7 +394,7 @@ def run_result(run_id: str, root: Path) -> dict[str, Any]:
     }
 
 
-CAUSE = re.compile(r"error: |[\w.]*(Error|Exception)\b|[\w -]+ fail ")
+CAUSE = re.compile(r"error: |[\w.]*(Error|Exception)(:|$)|[\w -]+ fail ")
 """The line of an output that says why a command failed: of an exception, or of a failed check of `doctor`."""
 
 
@@ -403,7 +403,7 @@ def failure_of(row: Row, answer: dict[str, Any]) -> str | None:
     if answer.get("out_of_memory") and row.loss == "own":
         return None  # the other library does not fit at this size: a result, no failure
     if "error" in answer:
-        lines = str(answer["error"]).strip().splitlines()
+        lines = str(answer["error"]).strip().splitlines() or ["ended without output"]
         causes = [] if lines[-1].startswith("ended after") else [line for line in lines if CAUSE.match(line)]
         return [*lines, *causes][-1]
     if row.kind in ("train", "quickstart"):

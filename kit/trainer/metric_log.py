@@ -246,8 +246,12 @@ class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
         elif args.bf16:
             finer = " Set model.dtype to float16, for the engine too: it rounds eight times finer than bfloat16."
             change = finer if self.float16 else ""
-        weigh = "" if self.corrected else " Add the weight sampler_correction to objective.weights."
+        remedy = (
+            "The objective corrects for it"
+            if self.corrected
+            else "Add the weight sampler_correction to objective.weights"
+        )
         self.on_message(
             f"Step {state.global_step}: the engine's log-probabilities are {difference:.2g} nats off the trainer's on average "
-            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy.{change}{weigh}"
+            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy.{change} {remedy}."
         )
