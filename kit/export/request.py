@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from kit.errors import ConfigError, RunError
 from kit.export.target import check_free
 from kit.registry import did_you_mean
+from kit.runs.files import read_json
 from kit.runs.store import RunDir
 from kit.runs.worker import call_for_result
 
@@ -160,13 +160,8 @@ def export(run: RunDir, request: ExportRequest, *, progress: bool = False) -> di
 
 def exports(run: RunDir) -> dict[str, dict[str, Any]]:
     """Results of the run's exports by format. Unreadable files are left out."""
-    results = {}
-    for path in sorted((run.path / "export").glob("*.json")):
-        try:
-            results[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-    return results
+    paths = sorted((run.path / "export").glob("*.json"))
+    return {path.stem: result for path in paths if (result := read_json(path))}
 
 
 def check_place(target: Path, run: RunDir, *, force: bool) -> None:

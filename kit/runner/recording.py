@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from kit.generation.prompts import question
 from kit.runner.console import Advance
 from kit.runner.distributed import is_first, world_size
 from kit.runner.lifecycle import StopSignal
-from kit.runs.files import disk_errors
+from kit.runs.files import disk_errors, read_json
 from kit.runs.store import RunDir
 
 if TYPE_CHECKING:
@@ -172,8 +171,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
             self.beat = now
             eta = (now - self.started) / max(done, 1) * (state.max_steps - state.global_step)
             if self.scores_after:  # the final held-out score takes as long as the one before training
-                with suppress(OSError, ValueError, KeyError, TypeError):
-                    eta += float(json.loads((self.run.eval / "before.json").read_text(encoding="utf-8"))["seconds"])
+                eta += float(read_json(self.run.eval / "before.json").get("seconds") or 0)
             self.run.write_status(
                 "running", step=state.global_step, total_steps=state.max_steps, eta_seconds=round(eta, 1)
             )

@@ -26,7 +26,7 @@ from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU, torch_dtype
 from kit.models.start import digest_of, find_start
 from kit.runner.distributed import world_size
-from kit.runs.files import write_atomic
+from kit.runs.files import read_json, write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
 from kit.trainer.checkpoint import PROGRESS_FILE, STATE_FILE, is_over
 from kit.trainer.checkpoint_writer import clear_staging, remove
@@ -73,16 +73,7 @@ def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
         raise RunError(
             f"The run '{run.id}' has made {step} steps, but optimisation.steps is {target} now. Set it to {step} or more."
         )
-    return PreviousRun(run, config, old, _read(run.data), _read(run.env), last, step, trained, extended)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if the file is missing, or damaged by a crash or a full disk."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return PreviousRun(run, config, old, read_json(run.data), read_json(run.env), last, step, trained, extended)
 
 
 def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resumption:
@@ -309,11 +300,11 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     cut = _cut_lines(run.metrics_file, is_before)
     _cut_lines(run.events_file, lambda line: line.get("kind") == "resumed" or is_before(line))
     best = run.path / "best.json"
-    later = [] if is_before(_read(best) or {"step": step + 1}) else [best]
+    later = [] if is_before(read_json(best) or {"step": step + 1}) else [best]
     for folder in (run.completions, run.eval):
         for path in filter(Path.is_file, sorted(folder.glob("*"))):
             number = path.stem.removeprefix("step-")
-            damaged = path.suffix == ".partial" or (path.suffix == ".json" and not _read(path))
+            damaged = path.suffix == ".partial" or (path.suffix == ".json" and not read_json(path))
             stale = path == after and not previous.trained
             if checkpoint is None or damaged or stale or (number.isdigit() and int(number) > step):
                 later.append(path)

@@ -172,12 +172,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if the file is missing, or damaged by a crash or a full disk."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_result(path: Path) -> dict[str, Any]:
     """The JSON object in a file of held-out scores. Raises `RunError` if the file cannot be read."""
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+    result = read_json(path)
+    if not result:
+        raise RunError(f"{path} cannot be read. Remove it and evaluate again.")
     return result
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
+from kit.runs.files import read_json
 
 
 @contextlib.contextmanager
@@ -94,12 +95,9 @@ class GpuLock:
                 continue
             if handle is None:
                 self.release()
-                user = "another run"
-                with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                    record = json.loads(path.read_text(encoding="utf-8"))
-                    task = f"run '{record['run']}'" if "run" in record else record["what"]
-                    user = f"{task} (process {record['pid']})"
-                return f"GPU {name}, which {user} uses"
+                record = read_json(path)
+                user = f"run '{record['run']}'" if "run" in record else record.get("what", "another run")
+                return f"GPU {name}, which {user} (process {record.get('pid', 'unknown')}) uses"
             self.handles.append(handle)
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, 0)

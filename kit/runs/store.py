@@ -30,6 +30,7 @@ from kit.runs.files import (
     disk_errors,
     free_bytes,
     human_size,
+    read_json,
     read_last_lines,
     read_lines,
     read_result,
@@ -147,12 +148,8 @@ class RunDir:
 
     def record(self) -> dict[str, Any]:
         """status.json as written, not verified; {} if it cannot be read or has no known state."""
-        try:
-            record = json.loads(self.status_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        known = isinstance(record, dict) and record.get("state") in ALIVE + ENDED
-        return record if known else {}
+        record = read_json(self.status_file)
+        return record if record.get("state") in ALIVE + ENDED else {}
 
     def claim(self, state: str = "starting", **fields: Any) -> None:
         """Claims an ended run for this process, to continue it.

@@ -5,7 +5,6 @@ It reads only files: scores, length, entropy, KL, time, memory, configuration, a
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.results import course, scores_by_problem, value_of
 from kit.report.panels import downsample
-from kit.runs.files import read_result
+from kit.runs.files import read_json, read_result
 from kit.runs.metrics import Point, is_number, points
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, difference, scalar_difference
@@ -104,10 +103,6 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
     generation = evaluation.get("generation")
     if not isinstance(generation, dict):
         generation = config.get("generation", {})
-    try:
-        data_hash = json.loads(run.data.read_text(encoding="utf-8")).get("sha256")
-    except (OSError, ValueError):
-        data_hash = None
     totals = {TOTAL_TIME: sum(value for _, value in series["time per step"])} if series["time per step"] else {}
     peaks, results = [event for event in run.events() if event.get("kind") == "memory"], course(run)
     for name, key in ((MEMORY, "peak_rss_bytes"), (GPU_MEMORY, "peak_gpu_bytes")):
@@ -128,7 +123,7 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
         series={name: line for name, line in series.items() if line},
         heldout=heldout,
         totals=totals,
-        data_hash=str(data_hash) if data_hash else None,
+        data_hash=read_json(run.data).get("sha256"),
         generation={key: generation[key] for key in GENERATION if key in generation},
     )
 

@@ -23,7 +23,7 @@ from transformers import TrainerState
 
 from kit.errors import EngineError
 from kit.models.failures import rng_state, set_rng_state
-from kit.runs.files import write_atomic
+from kit.runs.files import read_json, write_atomic
 from kit.runs.store import PREFIX, STATE, complete_checkpoints, is_complete, numbered
 from kit.scoring.scorer import ExtraOutputs
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
@@ -250,7 +250,4 @@ def checkpoint_on_failure(trainer: GRPOTrainer) -> Iterator[None]:
 
 def is_over(folder: Path) -> bool:
     """Whether the run ended at this checkpoint before its last step without being stopped by a user."""
-    try:
-        return bool(json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))["over"])
-    except (OSError, ValueError, KeyError):
-        return False
+    return bool(read_json(folder / PROGRESS_FILE).get("over"))

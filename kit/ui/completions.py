@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from kit.errors import RunError
 from kit.report.record import split
+from kit.runs.files import read_json
 from kit.runs.store import RunDir
 
 NAME = re.compile(r"step-(\d{1,12})\.parquet")
@@ -136,11 +136,8 @@ def _prepared(path: Path, changed: int, size: int, factors: tuple[float, ...], g
 
 def weights(run: RunDir) -> Sequence[float]:
     """Return the weights of the reward's components in training; [] if env.json has none."""
-    try:
-        recorded = json.loads(run.env.read_text(encoding="utf-8"))["trainer_arguments"]["reward_weights"]
-        return [float(weight) for weight in recorded]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    arguments = read_json(run.env).get("trainer_arguments") or {}
+    return [float(weight) for weight in arguments.get("reward_weights") or ()]
 
 
 def _group_size(run: RunDir) -> int:
