@@ -183,10 +183,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_result(path: Path) -> dict[str, Any]:
     """The JSON object in a file of held-out scores. Raises `RunError` if the file cannot be read."""
-    result = read_json(path)
-    if not result:
-        raise RunError(f"{path} cannot be read. Remove it and evaluate again.")
-    return result
+    if result := read_json(path):
+        return result
+    raise RunError(f"{path} cannot be read. Remove it and evaluate again.")
 
 
 def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:

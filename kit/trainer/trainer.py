@@ -173,8 +173,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             corrected = any("sampler_logps" in hook.needs for hook in weights)
             # Not if all weights train in float32, nor in families whose activations overflow.
             float16 = hasattr(self.model, "peft_config") and not overflows_in_float16(self.model.config)
-            alarm = SamplerAlarm(engine.tell, corrected=corrected, four_bit=engine.four_bit, float16=float16)
-            self.add_callback(alarm)
+            self.add_callback(SamplerAlarm(engine.tell, corrected=corrected, four_bit=engine.four_bit, float16=float16))
 
     def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
         """Builds the objects that the methods below delegate to. Raises `ObjectiveError` for an unmet need of the objective."""
