@@ -72,9 +72,8 @@ def plan(
     if probe:
         from kit.planning.probe import probe as measure
 
-        measured = measure(
-            loaded, progress=not as_json
-        )  # before `make_plan`, which takes GPU memory for a CUDA context
+        # Before `make_plan`, which takes GPU memory for a CUDA context.
+        measured = measure(loaded, progress=not as_json)
     memory_plan = make_plan(loaded, gpu=planned_for)
     if measured is not None:
         memory_plan["seconds_per_step"]["measured"] = measured["seconds"][-1]

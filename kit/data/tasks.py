@@ -71,9 +71,8 @@ def task_names() -> list[str]:
     return sorted(factory().DATASETS)
 
 
-_KNOWN: dict[
-    str, list[Record | Fault]
-] = {}  # the page asks again at each change of a key; `countdown` takes half a minute
+_KNOWN: dict[str, list[Record | Fault]] = {}
+"""The rows of the last task: the page asks for them at each change of a key, and `countdown` takes half a minute."""
 
 
 def _generate(dataset: Any, name: str, count: int) -> list[Record | Fault]:

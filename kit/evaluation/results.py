@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
 from kit.evaluation.statistics import pass_at_k
-from kit.runs.files import read_json
+from kit.runs.files import read_result
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -166,4 +166,5 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
 
 def read_best(run: RunDir) -> dict[str, Any]:
     """Read best.json: step, metric, value, checkpoint. Empty if the file does not exist."""
-    return read_json(run.path / BEST_FILE)
+    path = run.path / BEST_FILE
+    return read_result(path) if path.is_file() else {}

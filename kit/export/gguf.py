@@ -155,10 +155,8 @@ def convert(
     """Convert a merged model folder to the GGUF file `target`. Raises `RunError` with the last lines of the tool's output."""
     if model_type == "granitemoehybrid":
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        names = {
-            "linear_attention": "mamba",
-            "full_attention": "attention",
-        }  # the converter reads those of the hub's files
+        # The converter knows the names of the hub's files, not those of transformers.
+        names = {"linear_attention": "mamba", "full_attention": "attention"}
         config["layer_types"] = [names.get(kind, kind) for kind in config["layer_types"]]
         (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     direct = quantization in CONVERTED

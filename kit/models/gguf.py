@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from kit.config import INSTALL_SMOLLM2, SMOLLM2, SMOLLM2_PACKAGE
 from kit.errors import KitError, ModelError
 from kit.models.failures import first_line, is_out_of_memory
-from kit.runs.files import read_json
 from kit.runs.lock import cache_folder, exclusive
 
 log = logging.getLogger("kit")
@@ -114,7 +113,9 @@ def converted(path: Path) -> Path:
 
 def origin(source: str) -> dict[str, Any]:
     """Reads the origin of a converted folder: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
-    return read_json(Path(source) / ORIGIN)
+    path = Path(source) / ORIGIN
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return record
 
 
 def origin_note(source: str) -> str | None:

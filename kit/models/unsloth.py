@@ -141,9 +141,8 @@ def load(
         arguments |= {"attn_implementation": config.attention} if config.attention is not None else {}
         arguments |= {"use_safetensors": True}
         arguments.pop("float32_mixed_precision", None)
-    if (
-        with_.fast_inference and torch.cuda.is_available()
-    ):  # Unsloth takes a share of the free memory, not of the card's
+    # Unsloth takes a share of the free memory, not of the card's.
+    if with_.fast_inference and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         arguments["gpu_memory_utilization"] *= total / free
     # In a run its environment variables are set already; elsewhere they are set while the model is loaded.

@@ -183,9 +183,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_result(path: Path) -> dict[str, Any]:
     """The JSON object in a file of held-out scores. Raises `RunError` if the file cannot be read."""
-    if result := read_json(path):
-        return result
-    raise RunError(f"{path} cannot be read. Remove it and evaluate again.")
+    try:
+        result: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+    return result
 
 
 def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:

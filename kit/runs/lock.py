@@ -96,8 +96,9 @@ class GpuLock:
             if handle is None:
                 self.release()
                 record = read_json(path)
-                user = f"run '{record['run']}'" if "run" in record else record.get("what", "another run")
-                return f"GPU {name}, which {user} (process {record.get('pid', 'unknown')}) uses"
+                task = f"run '{record['run']}'" if "run" in record else record.get("what", "another run")
+                process = f" (process {record['pid']})" if "pid" in record else ""
+                return f"GPU {name}, which {task}{process} uses"
             self.handles.append(handle)
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, 0)

@@ -21,7 +21,7 @@ from kit import launch as launching
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.checker import check_metric
-from kit.runs.files import read_json, to_json, write_atomic
+from kit.runs.files import to_json, write_atomic
 from kit.runs.store import ALIVE, RUN_ID, RunDir
 from kit.runs.worker import STOPPED, USER_ERROR
 from kit.studies.compare import FOLDER, at_a_glance, compare_runs, file_page
@@ -234,7 +234,7 @@ def _claim(plan: Plan) -> None:
     """Writes the plan. Raises `ConfigError` if a comparison of this name has another configuration for an arm."""
     path = plan.folder / "plan.json"
     arms = {arm: config.model_dump(mode="json") for arm, config in plan.arms.items()}
-    earlier = read_json(path).get("arms", {})
+    earlier = json.loads(path.read_text(encoding="utf-8"))["arms"] if path.is_file() else {}
     for arm, tree in arms.items():
         if arm in earlier and method(earlier[arm]) != method(tree):
             raise ConfigError(

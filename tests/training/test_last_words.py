@@ -37,7 +37,7 @@ def said(run: RunDir, config: RunConfig, stopped: str | None = None) -> dict[str
 
 @pytest.mark.parametrize("ends", [os.pipe, os.openpty], ids=["pipe", "terminal"])
 def test_a_run_goes_on_when_the_process_that_reads_its_output_dies(tmp_path: Path, ends: Any) -> None:
-    """As a notebook's kernel that is killed. rich would end the run."""
+    """A notebook's kernel is killed, or a terminal closed. rich would end the run."""
     code = """
 import sys
 from kit.runner.console import Reporter
